@@ -130,8 +130,9 @@ class FlaxCells(nnx.Module):
 
   def __init__(self, stack: rnnzoo.Stack, dtype):
     self.dtype = dtype
-    self.cells = nnx.List([])
-    for layer in stack.layers:
+    self.cells: Any = nnx.List([])
+    layers: Any = stack.layers
+    for layer in layers:
       make = FLAX_CELLS[type(layer).__name__]
       sizes = layer.in_features, layer.out_features
       self.cells.append(make(*sizes, dtype=dtype, rngs=nnx.Rngs(0)))

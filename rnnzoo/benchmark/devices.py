@@ -51,8 +51,13 @@ STEP = 'training step'
 
 # So large that an update is not lost where a parameter is rounded to 16 bits.
 _RATE = 16.0
-_COLLECTIVES = ('all-reduce', 'all-gather', 'all-to-all', 'collective-permute')
-_COLLECTIVES += ('reduce-scatter',)
+_COLLECTIVES = (
+    'all-reduce',
+    'all-gather',
+    'all-to-all',
+    'collective-permute',
+    'reduce-scatter',
+)
 
 # Largest relative difference of an update of the parameters. A sum over the
 # batch is rounded in another order; in 16 bits so are the terms.
@@ -74,7 +79,7 @@ class _Program:
   run: Callable[..., Any]
   whole: tuple[Any, ...]
   part: tuple[Any, ...]
-  shardings: Callable[[str], tuple[NamedSharding, ...]]
+  shardings: Callable[[str], Any]
   limit: float
   before: Any = None
 

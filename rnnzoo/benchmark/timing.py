@@ -3,10 +3,9 @@
 Host clocks mislead in four ways. An accelerator runs while the host goes on, so
 several calls are put in flight and waited for together: one call at a time adds
 0.1 - 0.7 ms of dispatch. A machine's speed drifts, so calls that are compared
-take turns: every repeat times each once. Arrays that fit a cache of 50 MB are
-read faster than memory allows, so calls work on several sets of inputs, which
-are larger in all than any cache. And a call of 20 µs is shorter than its own
-dispatch, so one program may do all sets, one after the other.
+take turns. Arrays that fit a cache of 50 MB are read faster than memory allows,
+so calls work on several sets of inputs. And a call of 20 µs is shorter than its
+own dispatch, so one program may do all sets, one after the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,14 +45,13 @@ _LONG = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """How long programs are timed.
+  """How many seconds programs are timed.
 
   Attributes:
-    sample: a sample lasts about so many seconds, where MAX_CALLS calls can fill
-      it.
-    program: all samples of a program on an accelerator take about so many, but
-      there are three at least.
-    enough: a call of so many is sampled once.
+    sample: length of a sample, where MAX_CALLS calls can fill it.
+    program: length of all samples of a program on an accelerator, but there are
+      three at least.
+    enough: length of a call that is sampled once.
   """
 
   sample: float = 0.02
@@ -72,6 +70,7 @@ class Timer:
       shorter than their dispatch.
     from_host: whether calls that copy sequences from the host are timed too.
     threads: that compile; if several, seconds of compilation mean little.
+    pace: length of samples.
   """
 
   repeats: int = 0
