@@ -25,8 +25,6 @@ from rnnzoo.engines import paths
 # Arrays of steps, by name.
 SEQUENCES = ('x', 'x_gates', 'a', 'b')
 
-# Compiled once for a shape: arrays may be as large as half of the memory.
-
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
