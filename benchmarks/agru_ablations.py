@@ -8,7 +8,7 @@ ablations.json in the directory of the runs. All other flags go to the sweep.
 
 The study agru_benchmark published them (diagnostic_report.md), with one seed,
 42. Its gap is the least validation loss less the training loss of the last
-epoch, and its ε is the ε of the last epoch; so are those of the table. The rows
+epoch, and its ε is the ε of the last epoch; the table has the same. The rows
 with dropout equal the first row, in both: dropout stands between layers, and
 there is one layer.
 """

@@ -94,7 +94,7 @@ def measure(
   Yields:
     One row for each case, way and direction, with the labels of
     `measurement.measure`. `error` is the largest relative difference of a
-    result, or of an update; `collectives` counts those of the compiled program;
+    result, or of an update; `collectives` are counts in the compiled program;
     `weak_scaling` and `times` are the time of one device over the time of all.
   """
   for case in selected:

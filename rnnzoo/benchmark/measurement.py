@@ -181,7 +181,7 @@ def by_case(
         return
       for group in groups:
         session.wait(group)
-      while groups:  # The arrays of those before are dropped.
+      while groups:  # The arrays of earlier cases are dropped.
         group = groups.pop(0)
         yield group.case, session.finish(group)
 

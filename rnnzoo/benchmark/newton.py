@@ -31,7 +31,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of `measurement.measure`.
 
-  Those of 'associative_scan' also have the fields of `rnnzoo.Verification`.
+  Rows of 'associative_scan' also have the fields of `rnnzoo.Verification`.
   """
   for case in selected:
     facts: Any = {}
