@@ -350,7 +350,7 @@ sys.exit(program.main(program.parse_flags([
         f'--output={folder}': 'Is a directory',
         '--output=/proc/no/x.json': 'in a folder that can be written to',
         '--layers=': 'nothing is given',
-        '--shape=1,1000000000000000,8,8': 'at most 2^48 are accepted',
+        '--shape=1,1000000000000000,8,8': 'at most 2^48 numbers of x and y',
     }.items():
       with self.subTest(argument):
         code, _, err = run(argument)
