@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+from jax.sharding import SingleDeviceSharding
 import numpy as np
 
 import rnnzoo
@@ -110,15 +111,18 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
   over_time = case.layer in RECURRENCES
   new = _recurrence if over_time else _training
   program = new(case, rows[0]['direction'])
-  one = jax.devices()[0]
-  _, whole = _build(program.run, program.whole, one)
-  expected = whole()
+  one = _first_device()
+  whole = _build(program.run, program.whole, one)
+  part = whole
+  if program.part is not program.whole:
+    part = _build(program.run, program.part, one)
+  expected = whole[1]()
   calls: list[Callable[[], Any]] = []
   for row in rows:
     way, alone = row['program'], row['program'] == ONE
     watchdog.start(f'{case.layer}, {way}')
     if alone:
-      built, call = _build(program.run, program.part, one)
+      built, call = part
     else:
       places = program.shardings(way)
       built, call = _build(program.run, program.whole, places)
@@ -142,6 +146,11 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       row[name] = times[0].ms / found.ms
 
 
+def _first_device() -> SingleDeviceSharding:
+  # An array that is put on a device alone keeps the axes of its mesh.
+  return SingleDeviceSharding(jax.devices()[0])
+
+
 def _build(run, arrays, places) -> tuple[timing.Program, Callable[[], Any]]:
   """Returns a function compiled for its devices, and a call of it."""
   own = jax.device_put(arrays, places)
@@ -155,7 +164,7 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
   if before is None:
     before = jax.tree.map(jnp.zeros_like, expected)
   got, expected, before = (
-      jax.tree.leaves(jax.device_put(tree, jax.devices()[0]))
+      jax.tree.leaves(jax.device_put(tree, _first_device()))
       for tree in (got, expected, before)
   )
   wide = lambda x, start: x.astype(jnp.float32) - start.astype(jnp.float32)
