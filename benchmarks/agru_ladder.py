@@ -16,6 +16,7 @@ import functools
 import os
 import statistics
 import time
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -29,11 +30,9 @@ from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
-# Name: ((batch, time, in_features, features), repeats).
-SHAPES = {
-    'row_mnist': ((128, 28, 28, 128), 11),
-    'pixel_mnist': ((16, 784, 1, 128), 11),
-}
+# Name: (batch, time, in_features, features).
+SHAPES = {'row_mnist': (128, 28, 28, 128), 'pixel_mnist': (16, 784, 1, 128)}
+REPEATS = 11
 GAMMA = 2.0
 # Longer Python loops take minutes, to run or to compile.
 LONGEST_LOOP = 100
@@ -44,7 +43,6 @@ TOLERANCE = 1e-3
 _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/agru_ladder.json', 'The JSON file to write.'
 )
-_SHAPES = flags.DEFINE_list('shapes', list(SHAPES), 'Which of them to time.')
 
 
 def antisymmetric(w):
@@ -133,8 +131,8 @@ def scan_with_all_hoisted(p, x):
 # end hoisted
 
 
-def layer_and_arrays(shape):
-  """Returns (the layer, its parameters by name, x, w)."""
+def programs(shape):
+  """Returns functions of (p, x) by name: (loss, gradients); and (p, x)."""
   batch, steps, in_features, features = shape
   rng = np.random.default_rng(0)
   draw = lambda *size: jnp.asarray(rng.standard_normal(size), jnp.float32)
@@ -155,54 +153,40 @@ def layer_and_arrays(shape):
       'W': w,
       'epsilon': layer.cell_params['epsilon'][...],
   }
-  x = draw(batch, steps, in_features)
-  return layer, p, x, draw(batch, steps, features)
+  x, weights = draw(batch, steps, in_features), draw(batch, steps, features)
+  graphdef = nnx.graphdef(layer)
 
-
-def programs(shape):
-  """Returns functions of one argument, (p, x), by name: (loss, gradients)."""
-  layer, p, x, w = layer_and_arrays(shape)
+  def with_layer(p, x):
+    kernel = jnp.stack([p['Ur'], p['Uz'], p['W']])[:, None]
+    state = {'kernel': p['V'], 'bias': p['b'], 'recurrent_kernel': kernel}
+    state['cell_params'] = {'epsilon': p['epsilon']}
+    return nnx.merge(graphdef, state)(x)
 
   def gradient(forward):
-    loss = lambda given: jnp.sum(forward(*given) * w)
+    loss = lambda given: jnp.sum(forward(*given) * weights)
     return jax.value_and_grad(loss)
 
-  graphdef, parameters, rest = nnx.split(layer, nnx.Param, ...)
-
-  def with_layer(given):
-    p, x = given
-    kernel = jnp.stack([p['Ur'], p['Uz'], p['W']])[:, None]
-    parameters['kernel'] = nnx.Param(p['V'])
-    parameters['bias'] = nnx.Param(p['b'])
-    parameters['recurrent_kernel'] = nnx.Param(kernel)
-    parameters['cell_params']['epsilon'] = nnx.Param(p['epsilon'])
-    return nnx.merge(graphdef, parameters, rest)(x)
-
-  compiled_step = jax.jit(step)
+  compiled_step = functools.partial(python_loop, step=jax.jit(step))
   by_name = {
       'Python loop': gradient(python_loop),
-      'Python loop, `jax.jit` of the step': gradient(
-          lambda p, x: python_loop(p, x, compiled_step)
-      ),
+      'Python loop, `jax.jit` of the step': gradient(compiled_step),
       '`jax.jit` of the Python loop': jax.jit(gradient(python_loop)),
       '`lax.scan`': jax.jit(gradient(scan)),
       '`lax.scan`, A built once': jax.jit(gradient(scan_with_a_built_once)),
       '`lax.scan`, A and V x built once': jax.jit(
           gradient(scan_with_all_hoisted)
       ),
-      "`rnnzoo.AGRU`, `'scan'`": jax.jit(
-          gradient(lambda p, x: with_layer((p, x)))
-      ),
+      "`rnnzoo.AGRU`, `'scan'`": jax.jit(gradient(with_layer)),
   }
-  if shape[1] > LONGEST_LOOP:
+  if steps > LONGEST_LOOP:
     by_name = {k: v for k, v in by_name.items() if 'loop' not in k}
   return by_name, (p, x)
 
 
-def processor_ms(calls, repeats):
+def processor_ms(calls):
   """Returns a list of milliseconds for each call, which take turns."""
   samples = [[] for _ in calls]
-  for _ in range(repeats):
+  for _ in range(REPEATS):
     for call, own in zip(calls, samples, strict=True):
       began = time.process_time()
       jax.block_until_ready(call())
@@ -212,13 +196,9 @@ def processor_ms(calls, repeats):
 
 def disagreement(got, expected) -> float:
   """Returns the largest ||a - b|| / ||b|| of all gradients."""
-  norm = lambda a: float(np.linalg.norm(np.asarray(a)))
-  return max(
-      norm(a - b) / norm(b)
-      for a, b in zip(
-          jax.tree.leaves(got[1]), jax.tree.leaves(expected[1]), strict=True
-      )
-  )
+  pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+  norm = jnp.linalg.norm
+  return max(float(norm(a - b) / norm(b)) for a, b in pairs)
 
 
 def main(argv: list[str]) -> int:
@@ -229,14 +209,12 @@ def main(argv: list[str]) -> int:
     raise app.UsageError('this times a CPU: set JAX_PLATFORMS=cpu')
   if ONE_THREAD not in os.environ.get('XLA_FLAGS', ''):
     raise app.UsageError(f'this times one thread: set XLA_FLAGS={ONE_THREAD}')
-  result = {
-      'command': f'XLA_FLAGS={ONE_THREAD} python benchmarks/agru_ladder.py',
-      **timing.environment(),
-      'rows': [],
-  }
-  sizes = 'batch', 'time', 'in_features', 'features'
-  for name in _SHAPES.value:
-    shape, repeats = SHAPES[name]
+  rows: list[dict[str, Any]] = []
+  for name, shape in SHAPES.items():
+    sizes = zip(
+        ('batch', 'time', 'in_features', 'features'), shape, strict=True
+    )
+    case = {'shape': name, **dict(sizes)}
     by_name, given = programs(shape)
     outputs, first = [], []
     for call in by_name.values():
@@ -244,30 +222,28 @@ def main(argv: list[str]) -> int:
       outputs.append(jax.block_until_ready(call(given)))
       first.append(time.process_time() - began)
     calls = [functools.partial(call, given) for call in by_name.values()]
-    times = processor_ms(calls, repeats)
-    for way, output, seconds, measured in zip(
+    times = processor_ms(calls)
+    for way, (_, gradients), seconds, measured in zip(
         by_name, outputs, first, times, strict=True
     ):
-      row = {
-          'shape': name,
-          **dict(zip(sizes, shape, strict=True)),
-          'program': way,
-          'ms': statistics.median(measured),
-          'error': disagreement(output, outputs[-1]),
-          'status': 'ok',
-          'least_ms': min(measured),
-          'samples': len(measured),
-          'first_call_processor_s': seconds,
-      }
-      result['rows'].append(row)
-      print(
-          f'{name:12} {way:40} {row["ms"]:9.2f} ms, first call'
-          f' {seconds:6.1f} s, differs by {row["error"]:.1e}',
-          flush=True,
+      rows.append(
+          case
+          | {
+              'program': way,
+              'ms': statistics.median(measured),
+              'error': disagreement(gradients, outputs[-1][1]),
+              'status': 'ok',
+              'least_ms': min(measured),
+              'samples': len(measured),
+              'first_call_processor_s': seconds,
+          }
       )
+      print(rows[-1], flush=True)
+  command = f'XLA_FLAGS={ONE_THREAD} python benchmarks/agru_ladder.py'
+  result = {'command': command, **timing.environment(), 'rows': rows}
   report.write(result, _OUTPUT.value)
   print(_OUTPUT.value)
-  return int(any(row['error'] > TOLERANCE for row in result['rows']))
+  return int(any(row['error'] > TOLERANCE for row in rows))
 
 
 if __name__ == '__main__':

@@ -59,29 +59,31 @@ _NOT_IN_THE_NAME = (
 )
 
 
-def seconds_per_epoch(path: pathlib.Path) -> float | None:
-  """Returns the mean over epochs that did not compile, or None."""
+def epochs(directory: pathlib.Path, seed: int) -> list[dict[str, str]]:
+  """Returns the times of a seed's epochs that did not compile."""
+  path = directory / f'seed_{seed}' / 'seconds.csv'
   if not path.exists():
-    return None
+    return []
   with path.open(encoding='utf-8', newline='') as file:
-    rows = [row for row in csv.DictReader(file) if row['compiled'] == '0']
-  if not rows:
-    return None
-  return round(statistics.mean(float(row['seconds']) for row in rows), 4)
+    return [row for row in csv.DictReader(file) if row['compiled'] == '0']
+
+
+def seconds_per_epoch(directory: pathlib.Path, seed: int) -> float | None:
+  """Returns the mean over a seed's epochs, or None."""
+  seconds = [float(row['seconds']) for row in epochs(directory, seed)]
+  return round(statistics.mean(seconds), 4) if seconds else None
 
 
 def tokens_per_second(directory: pathlib.Path, config: dict) -> float | None:
-  """Returns that of the fastest epoch of characters; None of other tasks.
+  """Returns the rate of the fastest epoch of characters, or None.
 
   Others may use the device too: the fastest epoch says what it can do alone.
   """
   context = config['data'].get('context')
-  path = directory / f'seed_{config["seed"]}' / 'seconds.csv'
-  if context is None or not path.exists():
+  if context is None:
     return None
-  with path.open(encoding='utf-8', newline='') as file:
-    rows = [row for row in csv.DictReader(file) if row['compiled'] == '0']
-  rates = [float(row.get('sequences_per_second') or 0) for row in rows]
+  found = epochs(directory, config['seed'])
+  rates = [float(row.get('sequences_per_second') or 0) for row in found]
   return round(context * max(rates, default=0.0)) or None
 
 
@@ -132,9 +134,7 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
               metric: seed['test'][metric],
               'epochs': seed['num_epochs'],
               'parameters': seed['num_parameters'],
-              'seconds_per_epoch': seconds_per_epoch(
-                  directory / f'seed_{seed["seed"]}' / 'seconds.csv'
-              ),
+              'seconds_per_epoch': seconds_per_epoch(directory, seed['seed']),
           }
           for seed in report['seeds']
       ],

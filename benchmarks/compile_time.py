@@ -34,9 +34,6 @@ _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _REPEATS = flags.DEFINE_integer(
     'repeats', 5, 'Processes for each program.', lower_bound=1
 )
-_LAYERS = flags.DEFINE_multi_string(
-    'layer', None, 'Layers to measure; all that take 64 features if None.'
-)
 _ONE = flags.DEFINE_string('one', None, 'Compile this program; print JSON.')
 
 
@@ -51,8 +48,9 @@ def make(program: str) -> nnx.Module:
   )
 
 
-def compile_gradient(program: str) -> tuple[Any, float, float]:
-  """Returns a compiled gradient, and seconds of the wall and of all threads."""
+def measure(program: str) -> dict[str, Any]:
+  """Compiles one program's gradient, here; returns the fields of its row."""
+  jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # Starts the backend.
   graphdef, parameters, rest = nnx.split(make(program), nnx.Param, ...)
   draw = np.random.default_rng(0).standard_normal
   x = jnp.asarray(draw((BATCH, TIME, FEATURES)), jnp.float32)
@@ -65,29 +63,14 @@ def compile_gradient(program: str) -> tuple[Any, float, float]:
   start, cpu_start = time.perf_counter(), time.process_time()
   compiled = gradient.lower(parameters, x, rest, x).compile()
   wall, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-  return compiled, wall, cpu
-
-
-def count(compiled: Any) -> dict[str, int]:
-  """Returns how many fusions and while loops XLA's program has."""
   text = compiled.as_text()
   return {
-      'fusions': len(re.findall(r' fusion\(', text)),
-      'loops': len(re.findall(r' while\(', text)),
-  }
-
-
-def measure(program: str) -> dict[str, Any]:
-  """Measures one program, here."""
-  jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # Starts the backend.
-  compiled, wall, cpu = compile_gradient(program)
-  memory = compiled.memory_analysis().temp_size_in_bytes
-  return {
-      'mib': memory / 2**20,
+      'mib': compiled.memory_analysis().temp_size_in_bytes / 2**20,
       'compile_s': wall,
       'cpu_s': cpu,
       'status': 'ok',
-      **count(compiled),
+      'fusions': len(re.findall(r' fusion\(', text)),
+      'loops': len(re.findall(r' while\(', text)),
   }
 
 
@@ -98,8 +81,7 @@ def main(argv) -> None:
   if _ONE.value:
     print(json.dumps(measure(_ONE.value)))
     return
-  layers = _LAYERS.value or sorted(rnnzoo.LAYERS)
-  programs = [*layers, *(f'flax {cell}' for cell in FLAX)]
+  programs = [*sorted(rnnzoo.LAYERS), *(f'flax {cell}' for cell in FLAX)]
   environment = os.environ | {'JAX_PLATFORMS': 'cpu'}
   runs: dict[str, list[dict[str, Any]]] = {p: [] for p in programs}
   for _ in range(_REPEATS.value):
@@ -113,10 +95,8 @@ def main(argv) -> None:
   sizes |= {'in_features': FEATURES, 'features': FEATURES}
   rows = []
   for program, results in runs.items():
-    best = {
-        key: min(result[key] for result in results)
-        for key in ('compile_s', 'cpu_s')
-    }
+    least = lambda key, own=results: min(result[key] for result in own)
+    best = {key: least(key) for key in ('compile_s', 'cpu_s')}
     rows.append(sizes | {'program': program} | results[0] | best)
     print(rows[-1], flush=True)
   if _OUTPUT.value:

@@ -87,29 +87,21 @@ class Model:
 
 def models(count: int = 2) -> list[Model]:
   """Returns the models that were measured on a number of devices."""
-  found = []
-  index, columns = ('layer', 'batch', 'time', 'in_features'), ['program']
   rows = [
       row
       for row in pivots.timed(f'devices_{count}_h200')
       if row.get('param_dtype', 'float32') == 'float32'
   ]
-  for (name, batch, time, inputs), own in pivots.pivot(
-      rows, index, columns
-  ).items():
-    one = own.pop('one device')
-    many = min(own.values(), key=lambda row: row['ms'])
+  found = []
+  index = 'layer', 'batch', 'time', 'in_features'
+  for item in pivots.pivot(rows, index, ['program']):
+    one = item['own'].pop('one device')
+    many = min(item['own'].values(), key=lambda row: row['ms'])
     # Arguments are the parameters and x, both float32.
-    x_bytes = 4 * batch * time * inputs
-    found.append(
-        Model(
-            name=name,
-            one_ms=one['ms'],
-            many_ms=many['ms'],
-            gradient_bytes=int(one['argument_mib'] * 2**20) - x_bytes,
-            sums=many['collectives']['all-reduce'],
-        )
-    )
+    x_bytes = 4 * item['batch'] * item['time'] * item['in_features']
+    size = int(one['argument_mib'] * 2**20) - x_bytes
+    sums = many['collectives']['all-reduce']
+    found.append(Model(item['layer'], one['ms'], many['ms'], size, sums))
   return found
 
 
@@ -143,31 +135,31 @@ def table() -> str:
   """Returns the table of docs/benchmarks/planning.md."""
   measured = models()
   overhead = overhead_ms(measured)
-  lines = [
-      '| layers | gradients, MB | sums | one GPU, ms | between hosts |'
-      + ''.join(f' {n} |' for n in COUNTS)
-      + ' pays up to |',
-      '|---' * (6 + len(COUNTS)) + '|',
-  ]
+  items = []
   for model in measured:
     for name, by in (('ring', ring_ms), ('tree', tree_ms)):
       steps = {n: step_ms(model, n, overhead, by) for n in COUNTS}
-      share = {n: model.one_ms / ms for n, ms in steps.items()}
-      paying = [n for n in COUNTS if share[n] >= PAYS]
-      lines.append(
-          f'| {model.name} | {model.gradient_bytes / 1e6:.1f} | {model.sums} |'
-          f' {model.one_ms:.2f} | {name} |'
-          + ''.join(f' {ms:.2f} ({share[n]:.2f}) |' for n, ms in steps.items())
-          + f' {max(paying, default=1):,} |'
+      paying = [n for n, ms in steps.items() if model.one_ms >= PAYS * ms]
+      cells = [f'{ms:.2f} ({model.one_ms / ms:.2f})' for ms in steps.values()]
+      items.append(
+          {'model': model, 'mb': model.gradient_bytes / 1e6, 'by': name}
+          | {'cells': ' | '.join(cells), 'most': max(paying, default=1)}
       )
-  checks = {
-      count: ', '.join(
+  lines = pivots.made(
+      'layers | gradients, MB | sums | one GPU, ms | between hosts |'
+      f' {" | ".join(map(str, COUNTS))} | pays up to',
+      '{model.name} | {mb:.1f} | {model.sums} | {model.one_ms:.2f} | {by} |'
+      ' {cells} | {most:,}',
+      items,
+  )
+  checks = [
+      ', '.join(
           f'{m.name} {m.many_ms:.2f} measured,'
           f' {step_ms(m, count, overhead, ring_ms):.2f} by the formula'
           for m in models(count)
       )
       for count in (2, 4)
-  }
+  ]
   lines += [
       '',
       'Milliseconds a training step on this many GPUs (in brackets: throughput'
@@ -175,8 +167,8 @@ def table() -> str:
       f' {NVLINK.gb_per_s:g} GB/s a direction and {NVLINK.latency_us:g} us a'
       f' message, a network of {NETWORK.gb_per_s:g} GB/s a GPU and'
       f' {NETWORK.latency_us:g} us a message, {HOST} GPUs a host. Fitted to two'
-      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks[2]}.'
-      f' Four GPUs, with fewer sums since, ms: {checks[4]}.',
+      f' GPUs: {overhead:.3f} ms for each sum. Two GPUs, ms: {checks[0]}.'
+      f' Four GPUs, with fewer sums since, ms: {checks[1]}.',
   ]
   return '\n'.join(lines)
 

@@ -1,14 +1,10 @@
-"""Draws the figures of README.md and docs/, and joins parts of long suites.
+"""Draws the figures of README.md and docs/.
 
   python -m benchmarks.figures
   python -m benchmarks.figures runs/lengths.json
-  python -m benchmarks.figures --into=benchmarks runs/batches_*.json \
-      runs/cudnn.json runs/lengths_*.json
 
 Without arguments it draws the committed results. The figure of a file of the
-suites 'batches' and 'lengths' goes beside it, as .png. With --into, files of a
-suite and a GPU become one, as batches_h100.json, which takes the rows of the
-suite 'cudnn' as well; of a case that several have, the last is taken.
+suites 'batches' and 'lengths' goes beside it, as .png.
 
 'batches' has microseconds a step over the batch, by layer and features. A panel
 of 'lengths' has the steps of a layer at a batch; dotted lines copy their inputs
@@ -16,22 +12,18 @@ from the host. Crosses are times of the path that `None` takes where another one
 is more than 5 % faster.
 """
 
-import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import json
 import pathlib
-import re
 import sys
 from typing import Any
 
 from matplotlib import figure as figures
 
 from benchmarks import pivots
-from rnnzoo.benchmark import report
 
 HERE = pathlib.Path(__file__).resolve().parent
 COLORS = {'pallas': 'C0', 'scan': 'C1', 'associative_scan': 'C2', 'cudnn': 'C3'}
-SIZES = 'batch', 'time', 'in_features', 'features', 'num_heads'
 
 Row = dict[str, Any]
 
@@ -40,45 +32,6 @@ def source(result: Row) -> str:
   """Returns device, version and date of a result."""
   version = result['versions']['jax']
   return f'{result["device"]["kind"]}, jax {version}, {result["date"][:10]}'
-
-
-def join(results: Iterable[Row]) -> dict[str, Row]:
-  """Returns results by the name of their file, one a suite and GPU.
-
-  Rows of another commit than the last file's say theirs.
-  """
-  joined: dict[str, Row] = {}
-  lines: dict[str, Row] = {}
-  sizes = lambda row: tuple(row[name] for name in SIZES)
-  case = lambda row: (row['layer'], row['dtype'], *sizes(row))
-  for result in results:
-    found = re.search('[HB][1-9]00', result['device']['kind'])
-    card = found[0].lower() if found else result['device']['platform']
-    if result['suite'] == 'cudnn':
-      lines[card] = result
-      continue
-    if result['suite'] not in SUITES:
-      raise ValueError(result['suite'])
-    name = f'{result["suite"]}_{card}'
-    new = {case(row) for row in result['rows']}
-    earlier = joined.get(name, {'rows': []})
-    kept = [
-        row | {'commit': row.get('commit', earlier['commit'])}
-        for row in earlier['rows']
-        if case(row) not in new
-    ]
-    joined[name] = result | {'rows': kept + result['rows']}
-  for card, line in lines.items():
-    if own := joined.get(f'batches_{card}'):
-      names = {sizes(row): row['shape'] for row in own['rows']}
-      facts = {'date': line['date'], 'commit': line['commit']}
-      own['versions'] = line['versions'] | own['versions']
-      own['rows'] += [
-          facts | row | {'shape': names[sizes(row)]}
-          for row in line['rows']
-          if sizes(row) in names
-      ]
-  return joined
 
 
 def timed_rows(result: Row, direction: str) -> list[Row]:
@@ -141,11 +94,8 @@ def batches(result: Row) -> figures.Figure:
       own.setdefault(size, []).append(row)
   columns = sorted({size for own in groups.values() for size in own})
   figure = figures.Figure(
-      figsize=(2.4 * max(1, len(columns)), 2.3 * max(1, len(groups))),
-      layout='constrained',
+      figsize=(2.4 * len(columns), 2.3 * len(groups)), layout='constrained'
   )
-  if not groups:
-    return figure
   axes = figure.subplots(len(groups), len(columns), squeeze=False, sharex='col')
   for line, ((layer, direction), own) in zip(
       axes, sorted(groups.items()), strict=True
@@ -177,10 +127,7 @@ def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
 def lengths(result: Row) -> figures.Figure:
   """Returns the figure; a row of it has times and speedups of a panel."""
   found = list(panels(result))
-  height = 2.5 * max(1, len(found))
-  figure = figures.Figure(figsize=(16, height), layout='constrained')
-  if not found:
-    return figure
+  figure = figures.Figure(figsize=(16, 2.5 * len(found)), layout='constrained')
   axes = figure.subplots(len(found), 4, squeeze=False)
   for four, (title, by_way) in zip(axes, found, strict=True):
     for way, (direction, rows) in enumerate(by_way.items()):
@@ -291,22 +238,21 @@ PATHS = {'scan': 'C7v:', 'pallas': 'C0s-', 'associative_scan': 'C1o-'}
 
 def newton_grid(result: Row) -> figures.Figure:
   """Returns the figure: milliseconds over steps, for each batch and units."""
-  sizes = list(
-      dict.fromkeys((row['batch'], row['features']) for row in result['rows'])
+  items = pivots.pivot(
+      [row for row in result['rows'] if row['status'] == 'ok'],
+      ('batch', 'features'),
+      ('program', 'time'),
   )
   figure = figures.Figure(figsize=(11, 3.6), layout='constrained')
-  axes = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-  for (batch, units), ax in zip(sizes, axes, strict=True):
+  axes = figure.subplots(1, len(items), sharey=True, squeeze=False)[0]
+  for item, ax in zip(items, axes, strict=True):
     for path, style in PATHS.items():
-      points = {
-          row['time']: row['ms']
-          for row in result['rows']
-          if (row['batch'], row['features'], row['program'])
-          == (batch, units, path)
-          and row['status'] == 'ok'
-      }
-      ax.plot(list(points), list(points.values()), style, label=f"'{path}'")
-    ax.set_title(f'batch {batch}, units {units}', fontsize=10)
+      own = item['own'][path]
+      ms = [row['ms'] for row in own.values()]
+      ax.plot(list(own), ms, style, label=f"'{path}'")
+    ax.set_title(
+        f'batch {item["batch"]}, units {item["features"]}', fontsize=10
+    )
     ax.set_xscale('log')
     ax.set_yscale('log')
     ax.set_xlabel('steps')
@@ -334,68 +280,27 @@ COMMITTED = {
 }
 
 
-def plot(result: Row) -> figures.Figure:
-  """Returns the figure of a suite."""
-  figure = SUITES[result['suite']](result)
-  figure.suptitle(source(result))
-  return figure
+def save(result: Row, draw_it, path: pathlib.Path, dots: int) -> None:
+  """Writes the figure of a result."""
+  figure = draw_it(result)
+  if draw_it in SUITES.values():
+    figure.suptitle(source(result))
+  figure.savefig(path, dpi=dots)
+  print(path)
 
 
-def read(name: str) -> Row:
-  """Returns a result that has rows; ends with a sentence otherwise."""
-  try:
-    result = json.loads(pathlib.Path(name).read_text(encoding='utf-8'))
-    if not result['rows']:
-      sys.exit(f'figures.py: {name!r} has no rows, so nothing is drawn')
-    return result
-  except OSError as error:
-    sys.exit(f'figures.py: {error}')
-  except (AttributeError, KeyError, TypeError, ValueError):
-    sys.exit(f"figures.py: {name!r} is not a benchmark's result")
-
-
-def draw_committed() -> None:
-  """Draws the figures of documents."""
-  for target, (name, draw_it, dots) in COMMITTED.items():
-    result = read(str(HERE / name))
-    figure = plot(result) if draw_it in SUITES.values() else draw_it(result)
-    figure.savefig(HERE / target, dpi=dots)
-    print(HERE / target)
-
-
-def main(words: Sequence[str]) -> None:
-  """Draws each file, or joins all."""
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('results', nargs='*', help="of 'batches' or 'lengths'")
-  parser.add_argument('--into', help='folder for files of all parts')
-  parsed = parser.parse_args(words)
-  if not parsed.results:
-    if parsed.into is not None:
-      sys.exit('figures.py: name the results that --into joins')
-    draw_committed()
-    return
-  if parsed.into is not None:
-    if not parsed.into or not pathlib.Path(parsed.into).is_dir():
-      sys.exit(f'figures.py: --into={parsed.into}: no folder has this name')
-  results = {name: read(name) for name in parsed.results}
-  try:
-    if parsed.into is not None:
-      results = join(results.values())
-    drawn = {name: plot(result) for name, result in results.items()}
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    suites = ' or '.join(SUITES)
-    sys.exit(f'figures.py: these are not results of {suites}: {error!r}')
-  for name, figure in drawn.items():
+def main(names: Sequence[str]) -> None:
+  """Draws the committed results, or each file that is named."""
+  if not names:
+    for target, (name, draw_it, dots) in COMMITTED.items():
+      result = pivots.load(f'benchmarks/{name}')
+      save(result, draw_it, HERE / target, dots)
+  for name in names:
     path = pathlib.Path(name)
-    try:
-      if parsed.into is not None:
-        path = pathlib.Path(parsed.into) / f'{name}.json'
-        report.write(results[name], str(path))
-        print(path)
-      figure.savefig(path.with_suffix('.png'), dpi=70)
-    except OSError as error:
-      sys.exit(f'figures.py: {error}')
-    print(path.with_suffix('.png'))
+    result = json.loads(path.read_text(encoding='utf-8'))
+    if result['suite'] not in SUITES or not result['rows']:
+      sys.exit(f'{name} has no rows of the suites {" and ".join(SUITES)}')
+    save(result, SUITES[result['suite']], path.with_suffix('.png'), 70)
 
 
 if __name__ == '__main__':

@@ -61,35 +61,88 @@ def timed(name: str, part: str | None = None) -> list[Row]:
   return [row for row in found if row['status'] == 'ok' and 'ms' in row]
 
 
+class Cells(dict[Any, Any]):
+  """Rows of a line of a table by program, and of a program by direction.
+
+  A format of a program is milliseconds, forward / forward and backward, and a
+  format of anything in a row that is missing is `none`.
+  """
+
+  def __init__(self, none: str):
+    super().__init__()
+    self.none = none
+
+  def __missing__(self, key: Any) -> 'Cells':
+    return Cells(self.none)
+
+  def __format__(self, digits: str) -> str:
+    rows = [self.get(way, {}) for way in DIRECTIONS]
+    right = [row.get('status') == 'ok' and 'ms' in row for row in rows]
+    if not any(right):
+      return self.none
+    return ' / '.join(
+        format(row['ms'], digits) if good else '-'
+        for row, good in zip(rows, right, strict=True)
+    )
+
+
 def pivot(
     found: Iterable[Row],
     index: Sequence[str],
     columns: Sequence[str] = ('program', 'direction'),
-) -> dict[tuple[Any, ...], dict[Any, Row]]:
-  """Returns rows by fields of the case, and by program and direction.
+    none: str = '-',
+) -> list[Row]:
+  """Returns the lines of a table: fields of the case, and `own`, their rows.
 
-  Of several rows for one cell the fastest is taken.
+  If several rows fit one cell, it has the fastest.
 
   Args:
     found: the rows.
     index: fields of a line.
-    columns: fields of a cell; of one field the key is its value.
+    columns: the fields by which `own` has rows, one or two.
+    none: text for a cell without a row.
   """
-  lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
+  lines: dict[tuple[Any, ...], Row] = {}
   for row in found:
-    own = lines.setdefault(tuple(row.get(key) for key in index), {})
-    key: Any = tuple(row.get(name) for name in columns)
-    key = key if len(key) > 1 else key[0]
+    case = tuple(row.get(key) for key in index)
+    new = dict(zip(index, case, strict=True)) | {'own': Cells(none)}
+    cells = lines.setdefault(case, new)['own']
+    *outer, last = (row.get(name) for name in columns)
+    for key in outer:
+      cells = cells.setdefault(key, Cells(none))
     ms = lambda row: row.get('ms', float('inf'))
-    if key not in own or ms(row) < ms(own[key]):
-      own[key] = row
-  return lines
+    if last not in cells or ms(row) < ms(cells[last]):
+      cells[last] = row
+  return list(lines.values())
 
 
 def table(heads: Sequence[Any], lines: Iterable[Sequence[Any]]) -> list[str]:
   """Returns a table in Markdown."""
   text = [f'| {" | ".join(map(str, line))} |' for line in (heads, *lines)]
   return [text[0], '|' + '---|' * len(heads), *text[1:]]
+
+
+def made(heads: str, line: str, items: Iterable[Row]) -> list[str]:
+  """Returns a table: `heads`, and a line for each item.
+
+  Args:
+    heads: text with ' | ' between cells.
+    line: as `heads`, a format of the fields of an item.
+    items: the lines.
+  """
+  cells = [line.format(**item).split(' | ') for item in items]
+  return table(heads.split(' | '), cells)
+
+
+def sheet(
+    found: Iterable[Row],
+    heads: str,
+    line: str,
+    items: Iterable[Row],
+    *more: str,
+) -> str:
+  """Returns the table of `made`, and the sentence of `source` for its rows."""
+  return with_source(made(heads, line, items), found, *more)
 
 
 def source(found: Iterable[Row], *more: str) -> str:
@@ -107,18 +160,6 @@ def source(found: Iterable[Row], *more: str) -> str:
 def with_source(lines: list[str], found: Iterable[Row], *more: str) -> str:
   """Returns a table with the sentence of `source`."""
   return '\n'.join([*lines, '', source(found, *more)])
-
-
-def both(own: dict[Any, Row], program: str, digits: int, none='-') -> str:
-  """Returns milliseconds of a program, forward / forward and backward."""
-  found = [own.get((program, way), {}) for way in DIRECTIONS]
-  right = [row.get('status') == 'ok' and 'ms' in row for row in found]
-  if not any(right):
-    return none
-  return ' / '.join(
-      f'{row["ms"]:.{digits}f}' if good else '-'
-      for row, good in zip(found, right, strict=True)
-  )
 
 
 def size(row: Row) -> str:

@@ -2,17 +2,16 @@
 
   python benchmarks/processes.py --output=benchmarks/processes_2_h200.json
   python benchmarks/processes.py --stacks='2 x LSTM' --late=300
-  JAX_PLATFORMS=cpu python benchmarks/processes.py --processes=2 --small
+  JAX_PLATFORMS=cpu python benchmarks/processes.py --small
 
-Starts a process for each GPU. All run the training step of the suite 'devices'
-(`rnnzoo.benchmark.devices`): each has a batch of its own, and the gradients are
-summed. `weak_scaling` is the time of a step of one process alone, all others
-doing the same, over that of all together.
+Starts a process for each of two GPUs. Both run the training step of the suite
+'devices' (`rnnzoo.benchmark.devices`): each has a batch of its own, and the
+gradients are summed. `weak_scaling` is the time of a step of one process alone,
+the other doing the same, over the time of both together.
 
 With `--late` the last process sleeps so many seconds in the middle of its
-steps, and those before and after are timed; the others wait for it in the sum
-of the gradients. Then all parameters have to be bitwise those of a run in which
-nobody slept.
+steps; the other waits for it in the sum of the gradients. Then all parameters
+have to be bitwise those of a run in which nobody slept.
 """
 
 import datetime
@@ -36,13 +35,13 @@ from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import devices
 from rnnzoo.benchmark import report
+from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
+
+PROCESSES = 2
 
 _OUTPUT = flags.DEFINE_string('output', None, 'The JSON file to write.')
 _STACKS = flags.DEFINE_list('stacks', list(devices.STACKS), 'Stacks by name.')
-_PROCESSES = flags.DEFINE_integer(
-    'processes', 2, 'How many processes.', lower_bound=1
-)
 _LATE = flags.DEFINE_float('late', 0, 'Seconds for which the last one sleeps.')
 _SMALL = flags.DEFINE_bool('small', False, 'Small sizes, to try it.')
 _STEPS = flags.DEFINE_integer('steps', 30, 'Steps of a sample.', lower_bound=1)
@@ -53,11 +52,9 @@ _ADDRESS = flags.DEFINE_string('address', '', 'Set for each process.')
 
 def case(stack: str) -> cases.Case:
   """Returns the case of a stack, as in the suite 'devices'."""
-  name, shape = '768', cases.heads(1, 768)
-  if stack == '4 x GRU':
-    name, shape = '12x64', cases.heads(12, 64)
-  if _SMALL.value:
-    name, shape = 'small_step', cases.heads(1, 8, batch=2, time=12)
+  name = '12x64' if stack == '4 x GRU' else '768'
+  name = 'small_step' if _SMALL.value else name
+  shape = suites.SUITES['devices'].shapes[name]
   return cases.Case(stack, name, shape, cases.BF16, 'with', ())
 
 
@@ -66,9 +63,9 @@ def run(step, parameters, x, steps: int, late: float = 0.0):
 
   Args:
     step: the compiled step.
-    parameters: those to begin with.
+    parameters: the first parameters.
     x: a batch.
-    steps: how many.
+    steps: their number.
     late: seconds for which this process sleeps in the middle.
   """
   start = time.perf_counter()
@@ -83,10 +80,9 @@ def run(step, parameters, x, steps: int, late: float = 0.0):
 
 def digest(parameters) -> str:
   """Returns a checksum of this process's copy of all parameters."""
-  sums = hashlib.sha256()
-  for leaf in jax.tree.leaves(parameters):
-    sums.update(np.asarray(leaf.addressable_data(0)).tobytes())
-  return sums.hexdigest()
+  leaves = jax.tree.leaves(parameters)
+  copies = [np.asarray(leaf.addressable_data(0)).tobytes() for leaf in leaves]
+  return hashlib.sha256(b''.join(copies)).hexdigest()
 
 
 def measure(stack: str) -> list[dict[str, Any]]:
@@ -144,9 +140,7 @@ def measure(stack: str) -> list[dict[str, Any]]:
 
 def work() -> None:
   """One process: measures all stacks, and prints a row a line."""
-  jax.distributed.initialize(
-      _ADDRESS.value, _PROCESSES.value, _PROCESS_ID.value
-  )
+  jax.distributed.initialize(_ADDRESS.value, PROCESSES, _PROCESS_ID.value)
   for stack in _STACKS.value:
     for row in measure(stack):
       if jax.process_index() == 0 or not row.get('same_bits', True):
@@ -166,7 +160,7 @@ def main(argv) -> None:
     free.bind(('localhost', 0))
     address = f'localhost:{free.getsockname()[1]}'
   workers = []
-  for i in range(_PROCESSES.value):
+  for i in range(PROCESSES):
     own = [f'--process_id={i}', f'--address={address}']
     workers.append(
         subprocess.Popen(
@@ -185,15 +179,13 @@ def main(argv) -> None:
   if any(codes):
     sys.exit(f'processes ended with {codes}')
   if _OUTPUT.value:
-    device = {'kind': rows[0]['device'], 'count': _PROCESSES.value}
     result = {
         'command': 'python benchmarks/processes.py',
         # This process leaves the devices to the others.
         'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
         'commit': timing.commit(),
-        'device': device,
+        'device': {'kind': rows[0]['device'], 'count': PROCESSES},
         'versions': {'jax': jax.__version__},
-        'xla_flags': os.environ.get('XLA_FLAGS', ''),
         'rows': rows,
     }
     report.write(result, _OUTPUT.value)

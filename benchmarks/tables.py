@@ -21,13 +21,13 @@ from benchmarks import time_tables as times
 
 def conversions() -> str:
   """The table of conversions and their largest differences."""
-  lines = [
-      [row['library'], f'`{row["class"]}`']
-      + [f'{row[key]:.0e}' for key in ('outputs', 'states')]
-      for row in pivots.load('benchmarks/conversions.json')['rows']
-  ]
-  heads = 'from and to', 'its class', 'largest difference of outputs'
-  return '\n'.join(pivots.table([*heads, 'of final states'], lines))
+  lines = pivots.made(
+      'from and to | its class | largest difference of outputs | of final'
+      ' states',
+      '{library} | `{class}` | {outputs:.0e} | {states:.0e}',
+      pivots.load('benchmarks/conversions.json')['rows'],
+  )
+  return '\n'.join(lines)
 
 
 def transformations() -> str:

@@ -4,52 +4,37 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import pivots
 
+Row = pivots.Row
+
 
 def cpu_peers() -> str:
   """The table of CPU times beside flax and torch."""
-  found = [
-      r for r in pivots.timed('cpu_peers') if r['direction'] == pivots.BOTH
-  ]
+  rows = pivots.timed('cpu_peers')
+  found = [row for row in rows if row['direction'] == pivots.BOTH]
   for row in found:
     row['library'] = row['program'].split('.')[0]
   index = 'batch', 'time', 'in_features', 'features', 'layer'
-  lines = [
-      [
-          ' x '.join(map(str, sizes)),
-          layer,
-          *(
-              f'{own[name]["ms"]:.1f}' if name in own else ''
-              for name in ('rnnzoo', 'flax', 'torch')
-          ),
-      ]
-      for (*sizes, layer), own in pivots.pivot(
-          found, index, ['library']
-      ).items()
-  ]
   versions = pivots.load('benchmarks/cpu_peers.json')['versions']
-  more = [f'{k} {v}' for k, v in versions.items() if k != 'jax']
-  heads = 'batch x time x in x features', 'layer', 'rnnzoo, ms'
-  heads = *heads, 'flax.nnx, ms', 'torch, ms'
-  return pivots.with_source(pivots.table(heads, lines), found, *more)
+  return pivots.sheet(
+      found,
+      'batch x time x in x features | layer | rnnzoo, ms | flax.nnx, ms |'
+      ' torch, ms',
+      '{batch} x {time} x {in_features} x {features} | {layer} |'
+      ' {own[rnnzoo][ms]:.1f} | {own[flax][ms]:.1f} | {own[torch][ms]:.1f}',
+      pivots.pivot(found, index, ['library']),
+      *(f'{k} {v}' for k, v in versions.items() if k != 'jax'),
+  )
 
 
 def compile_time() -> str:
   """The table of seconds that XLA takes to compile a gradient."""
   found = pivots.rows('compile_time')
-  heads = 'program', 'all threads, s', 'wall, s', 'fusions', 'loops'
-  lines = [
-      [
-          row['program'],
-          f'{row["cpu_s"]:.2f}',
-          f'{row["compile_s"]:.2f}',
-          row['fusions'],
-          row['loops'],
-          f'{row["mib"]:.1f}',
-      ]
-      for row in found
-  ]
-  return pivots.with_source(
-      pivots.table([*heads, 'temporary, MiB'], lines), found
+  return pivots.sheet(
+      found,
+      'program | all threads, s | wall, s | fusions | loops | temporary, MiB',
+      '{program} | {cpu_s:.2f} | {compile_s:.2f} | {fusions} | {loops} |'
+      ' {mib:.1f}',
+      found,
   )
 
 
@@ -62,28 +47,34 @@ def linear() -> str:
       row['name'] += ' layer, with its projection'
     if row['layer'] == 'projection':
       row['name'] = 'that projection alone'
-
-  def share(own):
-    ways = [own.get(('pallas', way)) for way in pivots.DIRECTIONS]
-    if not any(ways):
-      return pivots.both(own, 'dot', 3, '')
-    cells = []
-    for row in ways:
-      fraction = row and row.get('copy_fraction')
-      percent = f' ({100 * fraction:.0f} %)' if fraction else ''
-      cells.append(f'{row["ms"]:.3f}{percent}' if row else '-')
-    return ' / '.join(cells)
-
   index = 'name', 'batch', 'time', 'features', 'dtype'
-  lines = [
-      [name, ' x '.join(map(str, sizes)), dtype, share(own)]
-      + [pivots.both(own, 'associative_scan', 3, '')]
-      for (name, *sizes, dtype), own in pivots.pivot(found, index).items()
-  ]
-  heads = 'recurrence', 'batch x time x features', 'dtype'
-  kernel = "GPU kernel, ms (% of a copy's bandwidth)"
-  lines = pivots.table([*heads, kernel, '`associative_scan`, ms'], lines)
-  return pivots.with_source(lines, found)
+  items = pivots.pivot(found, index, none='')
+  for item in items:
+    item['share'] = _share(item['own'])
+  return pivots.sheet(
+      found,
+      'recurrence | batch x time x features | dtype | GPU kernel, ms (% of a'
+      " copy's bandwidth) | `associative_scan`, ms",
+      '{name} | {batch} x {time} x {features} | {dtype} | {share} |'
+      ' {own[associative_scan]:.3f}',
+      items,
+  )
+
+
+def _share(own: pivots.Cells) -> str:
+  """Returns times of kernels, with shares of a copy's bandwidth."""
+  if 'pallas' not in own:
+    return format(own['dot'], '.3f')
+  cells = []
+  for way in pivots.DIRECTIONS:
+    row = own['pallas'].get(way)
+    fraction = row and row.get('copy_fraction')
+    percent = f' ({100 * fraction:.0f} %)' if fraction else ''
+    cells.append(f'{row["ms"]:.3f}{percent}' if row else '-')
+  return ' / '.join(cells)
+
+
+_HEADS = 'batch x time x heads x head dim'
 
 
 def dense() -> str:
@@ -109,49 +100,36 @@ def _published(times: Mapping[str, Sequence[float]], shape: str) -> str:
   return f'{pair[0]:.2f} / {pair[1]:.2f}' if pair else ''
 
 
-def _on_gates(found: list[pivots.Row], flashrnn) -> list[str]:
+def _on_gates(found: list[Row], flashrnn) -> list[str]:
   """Returns the table of cells on given gates, a column a layer."""
-  index, columns = ('sizes', 'shape', 'dtype'), (
-      'layer',
-      'program',
-      'direction',
-  )
+  for row in found:
+    row['cell'] = f'{row["layer"]} {row["program"]}'
+  index = 'sizes', 'shape', 'dtype'
+  items = pivots.pivot(found, index, ('cell', 'direction'), none='')
+  for item in items:
+    item['flashrnn'] = _published(flashrnn, item['shape'])
   layers = list(dict.fromkeys(row['layer'] for row in found))
-
-  def cell(own, layer, program):
-    own = {key[1:]: row for key, row in own.items() if key[0] == layer}
-    return pivots.both(own, program, 2, '')
-
-  lines = [
-      [
-          sizes,
-          *(cell(own, layer, 'pallas') for layer in layers),
-          cell(own, 'LSTM', 'lax_scan_8'),
-          _published(flashrnn, shape),
-      ]
-      for (sizes, shape, _), own in pivots.pivot(found, index, columns).items()
-  ]
   heads = [_HEADS, *(f'`{layer}`' for layer in layers)]
   heads += ['LSTM by hand, `lax.scan` unrolled by 8', 'LSTM of FlashRNN']
-  return pivots.table(heads, lines)
+  cells = ['{sizes}', *(f'{{own[{layer} pallas]:.2f}}' for layer in layers)]
+  cells += ['{own[LSTM lax_scan_8]:.2f}', '{flashrnn}']
+  return pivots.made(' | '.join(heads), ' | '.join(cells), items)
 
 
-def _with_projection(found: list[pivots.Row], cudnn) -> list[str]:
+def _with_projection(found: list[Row], cudnn) -> list[str]:
   """Returns the table of layers on x, a column a path."""
   index = 'sizes', 'shape', 'dtype', 'layer'
-  lines = []
-  for (sizes, shape, dtype, layer), own in pivots.pivot(found, index).items():
-    paths = 'pallas', 'scan', 'cudnn'
-    cells = [pivots.both(own, path, 2, '') for path in paths]
-    same = (layer, dtype) == ('LSTM', 'bfloat16')
-    theirs = _published(cudnn, shape) if same else ''
-    lines.append([f'`{layer}`', sizes, dtype, *cells, theirs])
-  heads = 'layer, with its projection', _HEADS, 'dtype', 'GPU kernel'
-  heads = *heads, "`'scan'`", "JAX's cuDNN", "torch's cuDNN, float16"
-  return pivots.table(heads, lines)
-
-
-_HEADS = 'batch x time x heads x head dim'
+  items = pivots.pivot(found, index, none='')
+  for item in items:
+    same = (item['layer'], item['dtype']) == ('LSTM', 'bfloat16')
+    item['torch'] = _published(cudnn, item['shape']) if same else ''
+  return pivots.made(
+      f'layer, with its projection | {_HEADS} | dtype | GPU kernel |'
+      " `'scan'` | JAX's cuDNN | torch's cuDNN, float16",
+      '`{layer}` | {sizes} | {dtype} | {own[pallas]:.2f} | {own[scan]:.2f} |'
+      ' {own[cudnn]:.2f} | {torch}',
+      items,
+  )
 
 
 def units_and_batch() -> str:
@@ -164,16 +142,16 @@ def units_and_batch() -> str:
       and row['program'] == 'pallas'
       and row['layer'] in ('GRU', 'LSTM')
   ]
+  found.sort(key=lambda row: (row['layer'], row['features']))
   batches = sorted({row['batch'] for row in found})
-  columns = 'batch', 'direction'
-  lines = [
-      [f'`{layer}`', units, *(pivots.both(own, batch, 2) for batch in batches)]
-      for (layer, units), own in sorted(
-          pivots.pivot(found, ('layer', 'features'), columns).items()
-      )
-  ]
-  heads = 'layer', 'units', *(f'batch {batch}' for batch in batches)
-  return pivots.with_source(pivots.table(heads, lines), found)
+  return pivots.sheet(
+      found,
+      ' | '.join(['layer', 'units', *(f'batch {n}' for n in batches)]),
+      ' | '.join(
+          ['`{layer}`', '{features}', *(f'{{own[{n}]:.2f}}' for n in batches)]
+      ),
+      pivots.pivot(found, ('layer', 'features'), ('batch', 'direction')),
+  )
 
 
 def agru_ladder() -> str:
@@ -188,50 +166,45 @@ def agru_ladder() -> str:
   for row in here + there:
     names = 'batch', 'time', 'in_features', 'features'
     row['size'] = ' x '.join(str(row[name]) for name in names)
-  head = ['batch x time x in x features']
   sizes = list(dict.fromkeys(row['size'] for row in here))
   on_gpu = pivots.pivot(there, ['size'], ['program'])
   gpu = lambda path: [
-      f'{own[path]["ms"]:.2f}' if path in own else '' for own in on_gpu.values()
+      f'{item["own"][path]["ms"]:.2f}' if path in item['own'] else ''
+      for item in on_gpu
   ]
-  lines: list[list[str]] = [['', *('CPU, ms' for _ in sizes)]]
-  lines[0] += ['H200, ms' for _ in on_gpu]
-  for (program,), own in pivots.pivot(here, ['program'], ['size']).items():
-    cells = [f'{own[s]["ms"]:.1f}' if s in own else '-' for s in sizes]
-    lines.append([program, *cells, *gpu('scan' if 'rnnzoo' in program else '')])
-  lines.append(
-      ["`rnnzoo.AGRU`, `'pallas'`", *('' for _ in sizes), *gpu('pallas')]
-  )
-  heads = [*head, *sizes, *(key for (key,) in on_gpu)]
-  return '\n'.join(
-      [
-          *pivots.table(heads, lines),
-          '',
-          pivots.source(here)[:-1] + f'; {pivots.source(there)}',
-      ]
-  )
+  lines = [['', *('CPU, ms' for _ in sizes), *('H200, ms' for _ in on_gpu)]]
+  for item in pivots.pivot(here, ['program'], ['size']):
+    cells = [format(item['own'][s]['ms'], '.1f') for s in sizes]
+    path = 'scan' if 'rnnzoo' in item['program'] else ''
+    lines.append([item['program'], *cells, *gpu(path)])
+  kernel = "`rnnzoo.AGRU`, `'pallas'`"
+  lines.append([kernel, *('' for _ in sizes), *gpu('pallas')])
+  heads = ['batch x time x in x features', *sizes]
+  lines = pivots.table([*heads, *(item['size'] for item in on_gpu)], lines)
+  return f'{pivots.with_source(lines, here)[:-1]}; {pivots.source(there)}'
 
 
 def processes() -> str:
   """The table of training steps with one process a device."""
   found = pivots.timed('processes_2_h200')
-  lines = []
+  items = []
   for alone, own in zip(found[::2], found[1::2], strict=True):
-    late = '-'
-    if 'late_s' in own:
-      late = (
-          f'{own["late_s"]:.0f} s; {own["steps"]} steps in'
-          f' {own["seconds_with_late"]:.1f} s, same bits'
-      )
-      if not own['same_bits']:
-        raise ValueError(f'{own["layer"]}: a late process changed the result')
-    times = f'{alone["ms"]:.2f}', f'{own["ms"]:.2f}'
-    cells = own['layer'], *times, f'{own["weak_scaling"]:.2f}', late
-    lines.append(cells)
-  heads = 'layers', 'alone, ms', 'together, ms', 'weak scaling'
-  return pivots.with_source(
-      pivots.table([*heads, 'one process late'], lines), found
+    late = (
+        '{late_s:.0f} s; {steps} steps in {seconds_with_late:.1f} s, same bits'
+    )
+    if not own.get('same_bits', True):
+      raise ValueError(f'{own["layer"]}: a late process changed the result')
+    text = late.format(**own) if 'late_s' in own else '-'
+    items.append(own | {'alone': alone['ms'], 'late': text})
+  return pivots.sheet(
+      found,
+      'layers | alone, ms | together, ms | weak scaling | one process late',
+      '{layer} | {alone:.2f} | {ms:.2f} | {weak_scaling:.2f} | {late}',
+      items,
   )
+
+
+_COUNTS = {2: 'two', 4: 'four'}
 
 
 def devices(name: str) -> str:
@@ -241,82 +214,76 @@ def devices(name: str) -> str:
     row['sizes'] = pivots.heads_of(row)
     if row.get('param_dtype', 'float32') != 'float32':
       row['dtype'] += f', {row["param_dtype"]} parameters'
-  many = {2: 'two', 4: 'four'}[max(row['devices'] for row in found)]
-  lines = []
-  index = 'layer', 'sizes', 'dtype'
-  for key, own in pivots.pivot(found, index, ['program']).items():
-    ways = [own['Explicit'], own['Auto']]
-    lines.append(
-        [
-            *key,
-            f'{own["one device"]["ms"]:.2f}',
-            *(f'{row["ms"]:.2f} ({row["weak_scaling"]:.2f})' for row in ways),
-            f'{max(row["error"] for row in ways):.1e}',
-        ]
-    )
-  heads = 'layers', 'batch a device x time x heads x head dim', 'dtype'
-  heads = *heads, 'one device, ms', f'{many}, Explicit axis'
-  heads = *heads, f'{many}, Auto axis', 'difference of an update'
-  return pivots.with_source(pivots.table(heads, lines), found)
+  many = _COUNTS[max(row['devices'] for row in found)]
+  items = pivots.pivot(found, ('layer', 'sizes', 'dtype'), ['program'])
+  for item in items:
+    ways = item['own']['Explicit'], item['own']['Auto']
+    item['error'] = max(row['error'] for row in ways)
+  return pivots.sheet(
+      found,
+      'layers | batch a device x time x heads x head dim | dtype | one device,'
+      f' ms | {many}, Explicit axis | {many}, Auto axis | difference of an'
+      ' update',
+      '{layer} | {sizes} | {dtype} | {own[one device][ms]:.2f} |'
+      ' {own[Explicit][ms]:.2f} ({own[Explicit][weak_scaling]:.2f}) |'
+      ' {own[Auto][ms]:.2f} ({own[Auto][weak_scaling]:.2f}) | {error:.1e}',
+      items,
+  )
 
 
 def linear_over_time(name: str) -> str:
   """The table of a linear recurrence with time over devices."""
   found = pivots.timed(name)
   count = max(row['devices'] for row in found)
-  many = {2: 'two', 4: 'four'}[count]
-  lines = []
   gates = {'': 'gates', 'resets': 'resets', 'slow': 'slow gates'}
   gates['slow_resets'] = 'slow gates, resets'
   for row in found:
     row['gates'] = gates[row['layer'].removeprefix('linear_scan').strip('_')]
-  index, ways = ('gates', 'direction'), ['devices']
-  for key, own in pivots.pivot(found, index, ways).items():
-    one, all_of = own[1], own[count]
-    gb = (f'{row["mib"] * 2**20 / 1e9:.1f}' for row in (one, all_of))
-    times = f'{one["ms"]:.2f}', f'{all_of["ms"]:.2f}'
-    lines.append([*key, *times, f'{one["ms"] / all_of["ms"]:.2f}', *gb])
-  heads = 'a', 'pass', 'one device, ms', many, 'times as fast'
-  heads = *heads, 'GB of a device, one', many
-  return pivots.with_source(pivots.table(heads, lines), found)
+    row['gb'] = row['mib'] * 2**20 / 1e9
+  items = pivots.pivot(found, ('gates', 'direction'), ['devices'])
+  for item in items:
+    one, many = item['own'][1], item['own'][count]
+    item |= {'one': one, 'many': many, 'times': one['ms'] / many['ms']}
+  return pivots.sheet(
+      found,
+      f'a | pass | one device, ms | {_COUNTS[count]} | times as fast |'
+      f' GB of a device, one | {_COUNTS[count]}',
+      '{gates} | {direction} | {one[ms]:.2f} | {many[ms]:.2f} | {times:.2f} |'
+      ' {one[gb]:.1f} | {many[gb]:.1f}',
+      items,
+  )
 
 
 def stacks() -> str:
   """The table of layers in depth, in turn and at the same time."""
   found = pivots.timed('stacks_h200')
   index = 'layer', 'batch', 'time', 'features', 'num_heads'
-  lines = []
-  for key, own in pivots.pivot(found, index).items():
-    name, batch, time, features, heads = key
-    depth, layer = name.split(' x ')
-    of = lambda program, own=own: [
-        own.get((program, d)) for d in pivots.DIRECTIONS
-    ]
-    turn, once, peer = map(of, ('in turn', 'at once', 'cudnn'))
-    speedup = ' / '.join(
-        f'{a["ms"] / b["ms"]:.2f}' if b else '-'
-        for a, b in zip(turn, once, strict=True)
+  items = pivots.pivot(found, index)
+  for item in items:
+    item['depth'], item['cell'] = item['layer'].split(' x ')
+    heads, features = item['num_heads'], item['features']
+    item['size'] = f'{heads} x {features // heads}' if heads > 1 else features
+    ways = item['own']['in turn'], item['own']['at once']
+    item['times'] = ' / '.join(
+        f'{ways[0][each]["ms"] / ways[1][each]["ms"]:.2f}'
+        if each in ways[1]
+        else '-'
+        for each in pivots.DIRECTIONS
     )
-    gradients = [row for row in (turn[1], once[1]) if row]
-    seconds = [row['compile_s'] for row in gradients if 'compile_s' in row]
-    lines.append(
-        [
-            f'{depth} x `{layer}`'
-            f' {f"{heads} x {features // heads}" if heads > 1 else features}',
-            f'{batch} x {time}',
-            *map(_pair, (turn, once)),
-            speedup,
-            ' -> '.join(f'{s:.1f}' for s in seconds),
-            _pair(peer) if all(peer) else '',
-        ]
+    gradients = [way.get(pivots.BOTH, {}) for way in ways]
+    item['seconds'] = ' -> '.join(
+        f'{row["compile_s"]:.1f}' for row in gradients if 'compile_s' in row
     )
-  heads = 'layers', 'batch x time', 'in turn, ms', 'at the same time'
-  heads = *heads, 'times as fast', 'compile, s', 'cuDNN'
-  return pivots.with_source(pivots.table(heads, lines), found)
-
-
-def _pair(found: Sequence[pivots.Row | None]) -> str:
-  return ' / '.join('-' if row is None else f'{row["ms"]:.3g}' for row in found)
+    peer = item['own']['cudnn']
+    item['cudnn'] = f'{peer:.3g}' if len(peer) == 2 else ''
+  return pivots.sheet(
+      found,
+      'layers | batch x time | in turn, ms | at the same time | times as fast |'
+      ' compile, s | cuDNN',
+      '{depth} x `{cell}` {size} | {batch} x {time} | {own[in turn]:.3g} |'
+      ' {own[at once]:.3g} | {times} | {seconds} | {cudnn}',
+      items,
+  )
 
 
 def resets() -> str:
@@ -327,43 +294,36 @@ def resets() -> str:
     share = share.removesuffix('_resets').replace('%', ' %')
     row['resets'] = share or 'none'
   index = 'batch', 'time', 'features', 'resets'
-  lines = []
-  for (*sizes, share), own in pivots.pivot(found, index).items():
-    of = lambda program, own=own: [
-        own.get((program, d)) for d in pivots.DIRECTIONS
-    ]
-    before, now = of('before'), of('pallas')
-    cells = _pair(before) if all(before) else '', _pair(now)
-    lines.append([' x '.join(map(str, sizes)), share, *cells])
-  heads = 'batch x time x features', 'steps that reset', 'before, ms'
-  return pivots.with_source(pivots.table([*heads, 'now, ms'], lines), found)
+  return pivots.sheet(
+      found,
+      'batch x time x features | steps that reset | before, ms | now, ms',
+      '{batch} x {time} x {features} | {resets} | {own[before]:.3g} |'
+      ' {own[pallas]:.3g}',
+      pivots.pivot(found, index, none=''),
+  )
 
 
 def large_batches() -> str:
   """The table of many rows and of large heads."""
-  index = 'layer', 'batch', 'time', 'features'
   found = pivots.timed('large_batches_h200')
-  line = pivots.timed('cudnn_h200')
-  cudnn = pivots.pivot([row for row in line if row['num_heads'] == 1], index)
-  lines = []
-  for key, own in sorted(pivots.pivot(found, index).items()):
-    first, scan = (own[way, pivots.BOTH] for way in ('time-major', 'scan'))
-    ways = 'time-major', 'batch-major', 'scan'
-    megabytes = (f'{row["mib"] * 2**20 / 1e6:,.0f}' for row in (first, scan))
-    lines.append(
-        [
-            f'`{key[0]}`',
-            ' x '.join(map(str, key[1:])),
-            *(pivots.both(own, way, 2) for way in ways),
-            pivots.both(cudnn.get(key, {}), 'cudnn', 2),
-            f'{first["compile_s"]:.1f}',
-            *megabytes,
-        ]
-    )
-  heads = 'layer', 'batch x time x features', '`None`, time-major'
-  heads = *heads, 'batch-major', "`'scan'`", 'cuDNN, float16', 'compile, s'
-  return pivots.with_source(
-      pivots.table([*heads, 'MB', "MB, `'scan'`"], lines), found
+  line = [row for row in pivots.timed('cudnn_h200') if row['num_heads'] == 1]
+  for row in found:
+    row['mb'] = row['mib'] * 2**20 / 1e6
+  index = 'layer', 'batch', 'time', 'features'
+  case = lambda item: [item[name] for name in index]
+  sizes = [case(row) for row in found]
+  items = pivots.pivot(found + [r for r in line if case(r) in sizes], index)
+  for item in items:
+    item['first'] = item['own']['time-major'][pivots.BOTH]
+    item['scan'] = item['own']['scan'][pivots.BOTH]
+  return pivots.sheet(
+      found,
+      'layer | batch x time x features | `None`, time-major | batch-major |'
+      " `'scan'` | cuDNN, float16 | compile, s | MB | MB, `'scan'`",
+      '`{layer}` | {batch} x {time} x {features} | {own[time-major]:.2f} |'
+      ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f} |'
+      ' {first[compile_s]:.1f} | {first[mb]:,.0f} | {scan[mb]:,.0f}',
+      sorted(items, key=case),
   )
 
 
@@ -372,24 +332,20 @@ def small_heads() -> str:
   found = pivots.timed('small_heads_h200')
   for row in found:
     row['sizes'] = pivots.heads_of(row)
-  names = {'by head': 'copied by head', 'in place': 'in place'}
-  lines = []
-  for key, own in pivots.pivot(found, ('sizes', 'projection')).items():
-    cells = [
-        (pivots.both(own, p, 2), f'{own[p, pivots.BOTH]["mib"]:,}')
-        for p in names
-    ]
-    lines.append([*key, *sum(cells, ())])
-  heads = ['batch x time x heads x head dim', 'projection']
-  for name in names.values():
-    heads += [f'{name}, ms', 'MiB']
-  return pivots.with_source(pivots.table(heads, lines), found)
+  return pivots.sheet(
+      found,
+      f'{_HEADS} | projection | copied by head, ms | MiB | in place, ms | MiB',
+      '{sizes} | {projection} | {own[by head]:.2f} |'
+      ' {own[by head][forward+backward][mib]:,} | {own[in place]:.2f} |'
+      ' {own[in place][forward+backward][mib]:,}',
+      pivots.pivot(found, ('sizes', 'projection')),
+  )
 
 
 def scanned() -> str:
   """The table of rollouts beside the class that programs copy."""
-  found = pivots.timed('scanned_rnn_h200')
-  lines = []
+  rows = pivots.timed('scanned_rnn_h200')
+  found = [row for row in rows if row['program'] != 'scan']
   names = {
       'ScannedRNN': 'rnnzoo.ScannedRNN',
       'GRU': 'rnnzoo.GRU without resets',
@@ -398,31 +354,26 @@ def scanned() -> str:
     row['name'] = f'{names[row["layer"]]}, {row["dtype"]}'
     if row['program'] == 'flax':
       row['name'] = 'flax nn.scan(GRUCell), where(reset)'
-  found = [row for row in found if row['program'] != 'scan']
-  for (program,), own in pivots.pivot(found, ['name'], ['direction']).items():
-    cells = (
-        f'{own[d]["ms"]:.2f}' if d in own else '-' for d in pivots.DIRECTIONS
-    )
-    lines.append([program, *cells])
-  heads = 'program', 'forward, ms', 'forward and backward, ms'
-  return pivots.with_source(pivots.table(heads, lines), found)
+  return pivots.sheet(
+      found,
+      'program | forward, ms | forward and backward, ms',
+      '{name} | {own[forward][ms]:.2f} | {own[forward+backward][ms]:.2f}',
+      pivots.pivot(found, ['name'], ['direction']),
+  )
 
 
 def peers() -> str:
   """Tables of layers beside other libraries', one a shape."""
-  text = []
-  for (shape,), cells in pivots.pivot(
-      pivots.rows('peers_h200'), ['shape']
-  ).items():
-    del cells
-    found = [row for row in pivots.rows('peers_h200') if row['shape'] == shape]
+  text, rows = [], pivots.rows('peers_h200')
+  for row in rows:
+    row['version'] = row['version'] or ''
+  for shape in dict.fromkeys(row['shape'] for row in rows):
+    found = [row for row in rows if row['shape'] == shape]
     layers = list(dict.fromkeys(row['layer'] for row in found))
-    index, columns = ('program', 'version'), ('layer', 'direction')
-    lines = [
-        [f'{name} {version or ""}', *(pivots.both(own, x, 2) for x in layers)]
-        for (name, version), own in pivots.pivot(found, index, columns).items()
-    ]
-    text.append(
-        pivots.with_source(pivots.table(['library', *layers], lines), found)
-    )
+    cells = [f'{{own[{layer}]:.2f}}' for layer in layers]
+    index = 'program', 'version'
+    items = pivots.pivot(found, index, ('layer', 'direction'))
+    heads = ' | '.join(['library', *layers])
+    line = ' | '.join(['{program} {version}', *cells])
+    text.append(pivots.sheet(found, heads, line, items))
   return '\n\n'.join(text)

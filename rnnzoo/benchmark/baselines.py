@@ -5,7 +5,7 @@ LSTM, flax's cells in loops, and times of the public programs FlashRNN and torch
 (with cuDNN) on an H100 or H200.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import functools
 import json
 import pathlib
@@ -15,6 +15,9 @@ from flax import linen
 from flax import nnx
 import jax
 import jax.numpy as jnp
+
+import rnnzoo
+from rnnzoo import convert
 
 # Steps of the hand-written loop that are unrolled, by implementation's name.
 LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
@@ -123,17 +126,17 @@ def flax_scanned(arrays: Any, resets: jax.Array) -> jax.Array:
 
 
 class FlaxCells(nnx.Module):
-  """flax's cells, one above the other, which take a step at a time."""
+  """flax's cells with the weights of a stack, which take a step at a time."""
 
-  def __init__(self, cells: Sequence[Any], dtype):
-    """Takes the cells.
-
-    Args:
-      cells: from the lowest level on.
-      dtype: of the carries.
-    """
-    self.cells = nnx.List(cells)
+  def __init__(self, stack: rnnzoo.Stack, dtype):
     self.dtype = dtype
+    self.cells: Any = nnx.List([])
+    layers: Any = stack.layers
+    for layer in layers:
+      make = FLAX_CELLS[type(layer).__name__]
+      sizes = layer.in_features, layer.out_features
+      self.cells.append(make(*sizes, dtype=dtype, rngs=nnx.Rngs(0)))
+      convert.to_flax(layer, self.cells[-1])
 
   def initial_carry(self, batch_shape: tuple[int, ...]) -> Any:
     """Returns zeros."""
@@ -152,4 +155,4 @@ class FlaxCells(nnx.Module):
     return tuple(carries), x
 
 
-FLAX_CELLS = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}
+FLAX_CELLS: dict[str, Any] = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}

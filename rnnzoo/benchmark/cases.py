@@ -67,12 +67,8 @@ def parse_shape(text: str) -> tuple[str, Shape]:
         f'{text!r}: {shape.features} features are not divisible by'
         f' {shape.num_heads} heads'
     )
-  numbers = shape.batch * shape.time * (shape.in_features + shape.features)
-  if numbers > settings.MOST_NUMBERS:
-    raise ValueError(
-        f'{text!r}: x and y have {numbers} numbers, more than any machine'
-        ' holds; at most 2^48 are accepted'
-    )
+  if math.prod(sizes[:2]) * sum(sizes[2:4]) > settings.MOST_NUMBERS:
+    raise ValueError(f'{text!r}: at most 2^48 numbers of x and y are accepted')
   return 'x'.join(map(str, sizes)), shape
 
 
@@ -156,12 +152,7 @@ class Case:
     return f'{self.shape_name} ({self.shape}), {dtypes}'
 
   def row(self, program: str, direction: str) -> dict[str, Any]:
-    """Returns a row of results as it begins.
-
-    Args:
-      program: an implementation, or a library.
-      direction: one of `directions`.
-    """
+    """Returns a row of results as it begins."""
     return {
         'layer': self.label,
         'shape': self.shape_name,

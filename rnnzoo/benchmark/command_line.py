@@ -11,14 +11,7 @@ from absl import app
 
 
 def flags_alone(argv: Sequence[str]) -> None:
-  """Refuses words of a command line that are no flags.
-
-  Args:
-    argv: the program's name, and what its flags have left.
-
-  Raises:
-    app.UsageError: something is left.
-  """
+  """Refuses words that are no flags, beside the program's name."""
   if argv[1:]:
     raise app.UsageError(
         f'unknown argument {argv[1]!r}; options are --name=value'
@@ -26,12 +19,9 @@ def flags_alone(argv: Sequence[str]) -> None:
 
 
 def writable(path: str | None) -> None:
-  """Makes the folder of a file that will be written.
+  """Makes the folder of a file that will be written; None if none will be.
 
   A file that is there stays as it is.
-
-  Args:
-    path: the file's name; None if none will be written.
 
   Raises:
     app.UsageError: no file of this name can be written.
@@ -41,13 +31,9 @@ def writable(path: str | None) -> None:
   file = pathlib.Path(path)
   try:
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_dir():
-      raise IsADirectoryError(f'{path!r} is a directory')
-    # Some programs write into a file that is there, others replace it.
-    if file.is_file():
+    if file.exists():
+      # Some programs write into a file that is there, others replace it.
       file.open('a', encoding='utf-8').close()
-    elif file.exists():
-      raise OSError(f'{path!r} is no regular file')
     tempfile.TemporaryFile(dir=file.parent).close()
   except OSError as error:
     raise app.UsageError(

@@ -1,18 +1,18 @@
-"""The suite 'devices': a training step on one device, and on all of them.
+"""The suites 'devices' and 'time_devices': a program on one device and on all.
 
-Each device has a batch of its own size, whatever their number (weak scaling):
-data parallelism, parameters replicated. The step is one program under plain
-`jit`: forward, backward, the sum of the parameters' gradients over the devices,
-SGD. Gradients are summed in the dtype of the parameters, `param_dtype`.
-`weak_scaling` is the time of one device over that of all, which takes turns
-with it.
+'devices' has a training step of a stack. Each device has a batch of its own
+size, whatever their number (weak scaling): data parallelism, parameters
+replicated. The step is one program under plain `jit`: forward, backward, the
+sum of the parameters' gradients over the devices, SGD. Gradients are summed in
+the dtype of the parameters, `param_dtype`.
 
-The new parameters of all devices are compared with those that one device gets
-from the whole batch, before anything is timed.
+'time_devices' has a linear recurrence with time over all devices.
+
+Before anything is timed, the results of all devices are compared with those of
+one device that computes all. Then one device and all of them take turns.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Callable, Iterable, Iterator
 import dataclasses
 from typing import Any
 
@@ -22,43 +22,67 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
+from jax.sharding import SingleDeviceSharding
 import numpy as np
 
+import rnnzoo
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 
 STACKS = ('2 x LSTM', '4 x GRU', '4 x MinGRU')
 
+# Name: whether gates forget next to nothing, and whether one step in a thousand
+# resets.
+RECURRENCES = {
+    'linear_scan': (False, False),
+    'linear_scan_resets': (False, True),
+    'linear_scan_slow': (True, False),
+    'linear_scan_slow_resets': (True, True),
+}
+
 # The rows of a case: the device alone, and the kinds of the mesh's axis.
 ONE = 'one device'
-STEP = 'training step'
 KINDS = ('Explicit', 'Auto')
+OVER_TIME = 'time over devices'
+
+STEP = 'training step'
 
 # So large that an update is not lost where a parameter is rounded to 16 bits.
 _RATE = 16.0
-_OTHERS = ('all-gather', 'all-to-all', 'collective-permute', 'reduce-scatter')
+_COLLECTIVES = (
+    'all-reduce',
+    'all-gather',
+    'all-to-all',
+    'collective-permute',
+    'reduce-scatter',
+)
 
 # Largest relative difference of an update of the parameters. A sum over the
 # batch is rounded in another order; in 16 bits so are the terms.
 _LIMITS = {'float32': 1e-3, 'bfloat16': 2e-2, 'float16': 2e-2}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-  """A training step, with the arrays that it is called on.
+@dataclasses.dataclass(frozen=True)
+class _Program:
+  """A function of arrays.
 
   Attributes:
-    program: the compiled function.
-    arguments: parameters and x, on their devices.
+    whole: the arrays for all devices.
+    part: the arrays for one device alone.
+    shardings: maps a kind of axis to shardings of the arrays.
+    limit: largest relative difference of a result.
+    before: subtracted from results before they are compared.
   """
 
-  program: timing.Program
-  arguments: tuple[Any, Any]
-
-  def __call__(self) -> Any:
-    return self.program.call(*self.arguments)
+  run: Callable[..., Any]
+  whole: tuple[Any, ...]
+  part: tuple[Any, ...]
+  shardings: Callable[[str], Any]
+  limit: float
+  before: Any = None
 
 
 def measure(
@@ -66,118 +90,117 @@ def measure(
     timer: timing.Timer,
     watchdog: timing.Watchdog,
 ) -> Iterator[dict[str, Any]]:
-  """Checks the step of every case on all devices, then times it.
-
-  A timer with several threads compiles the steps of all cases first.
-
-  Args:
-    selected: the cases; `shape.batch` is that of each device.
-    timer: how to time.
-    watchdog: watches over every step.
+  """Compares all devices with one, then times both.
 
   Yields:
-    One row for each case and implementation, with the labels of
-    `measurement.measure`. `error` is the largest relative difference of an
-    array's update; `collectives` counts those of the compiled program;
-    `param_dtype` is the dtype of the parameters.
+    One row for each case, way and direction, with the labels of
+    `measurement.measure`. `error` is the largest relative difference of a
+    result, or of an update; `collectives` are counts in the compiled program;
+    `weak_scaling` and `times` are the time of one device over the time of all.
   """
-  with futures.ThreadPoolExecutor(timer.threads) as pool:
-    quick = not timer.repeats
-    begun: Iterable[tuple[cases.Case, Any, dict[str, Any]]] = (
-        (case, *measurement.attempt(_begin, case, pool, quick))
-        for case in selected
-    )
-    if timer.threads > 1:
-      begun = list(begun)
-      steps = [step for _, each, _ in begun if each for step in each.steps()]
-      with watchdog('compiling all steps'):
-        futures.wait(steps)
-    for case, prepared, failed in begun:
-      rows: Any = None
-      if not failed:
-        rows, failed = measurement.attempt(_measure, prepared, timer, watchdog)
-      yield from rows or [row | failed for row in _rows(case)]
+  for case in selected:
+    for direction in case.directions:
+      rows = [case.row(way, direction) for way in case.implementations]
+      with watchdog(f'{case.label}, {direction}'):
+        _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
+      yield from (row | failed for row in rows)
 
 
-def _rows(case: cases.Case) -> list[dict[str, Any]]:
-  return [case.row(way, STEP) for way in case.implementations]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Prepared:
-  """A case whose steps are being compiled.
-
-  Attributes:
-    case: the case.
-    parameters: those that a step begins with.
-    whole: the step on one device, with the batch of all.
-    ways: the step in each of the case's ways.
-  """
-
-  case: cases.Case
-  parameters: Any
-  whole: futures.Future[_Step]
-  ways: Mapping[str, futures.Future[_Step]]
-
-  def steps(self) -> list[futures.Future[_Step]]:
-    return [self.whole, *self.ways.values()]
-
-
-def _begin(case: cases.Case, pool: futures.Executor, quick: bool) -> _Prepared:
-  step, parameters = training_step(case)
-  rng = np.random.default_rng(0)
-  shape = case.shape
-  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
-  x = rng.standard_normal(size).astype(np.float32)
-  one = jax.devices()[0]
-
-  def build(x, *places) -> futures.Future[_Step]:
-    return pool.submit(_build, step, parameters, x, *places, quick=quick)
-
-  def begin(way: str) -> futures.Future[_Step]:
-    if way == ONE:
-      return build(x[: shape.batch], one, one)
-    return build(x, *shardings(way))
-
-  return _Prepared(
-      case,
-      parameters,
-      build(x, one, one),
-      {way: begin(way) for way in case.implementations},
-  )
-
-
-def _measure(prepared: _Prepared, timer, watchdog) -> list[dict[str, Any]]:
-  case, shape = prepared.case, prepared.case.shape
-  rows = _rows(case)
-  with watchdog(f'{case.layer} on one device'):
-    whole = prepared.whole.result()()
-  steps: list[_Step] = []
+def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
+  """Adds errors, memory and times to the rows of a case and direction."""
+  over_time = case.layer in RECURRENCES
+  new = _recurrence if over_time else _training
+  program = new(case, rows[0]['direction'])
+  one = _first_device()
+  whole = _build(program.run, program.whole, one)
+  part = whole
+  if program.part is not program.whole:
+    part = _build(program.run, program.part, one)
+  expected = whole[1]()
+  calls: list[Callable[[], Any]] = []
   for row in rows:
-    kind = row['program']
-    with watchdog(f'{case.layer}, {kind}'):
-      own = prepared.ways[kind].result()
-      if kind != ONE:
-        row |= _compare(own(), whole, prepared.parameters, case)
-        row['collectives'] = _collectives(own)
-      row |= {'compile_s': own.program.compile_s, **own.program.memory}
-    row['devices'] = 1 if kind == ONE else jax.device_count()
-    steps.append(own)
+    way, alone = row['program'], row['program'] == ONE
+    watchdog.start(f'{case.layer}, {way}')
+    if alone:
+      built, call = part
+    else:
+      places = program.shardings(way)
+      built, call = _build(program.run, program.whole, places)
+      row['collectives'] = _collectives(built)
+      row |= _compare(call(), expected, program)
+    calls.append(call)
+    row |= {'compile_s': built.compile_s, **built.memory}
+    if over_time:
+      kinds = ('mib', 'argument_mib', 'output_mib')
+      row['mib'] = sum(built.memory[kind] or 0 for kind in kinds)
+    row['devices'] = 1 if alone else jax.device_count()
   if not timer.repeats:
-    return rows
-  with watchdog('timing'):
-    times = timing.interleave(
-        steps,
-        timer.repeats,
-        lambda index: watchdog.start(f'timing {case.layer} {index}'),
-        timer.pace,
-    )
+    return
+  begin = lambda index: watchdog.start(f'timing {case.layer} {index}')
+  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
   for row, found in zip(rows, times, strict=True):
     row |= dataclasses.asdict(found)
-    row['us_per_step'] = 1e3 * found.ms / shape.time
-    if row['program'] != ONE and rows[0]['program'] == ONE:
-      row['weak_scaling'] = times[0].ms / found.ms
-  return rows
+    row['us_per_step'] = 1e3 * found.ms / case.shape.time
+    if rows[0]['program'] == ONE:
+      name = 'times' if over_time else 'weak_scaling'
+      row[name] = times[0].ms / found.ms
+
+
+def _first_device() -> SingleDeviceSharding:
+  # An array that is put on a device alone keeps the axes of its mesh.
+  return SingleDeviceSharding(jax.devices()[0])
+
+
+def _build(run, arrays, places) -> tuple[timing.Program, Callable[[], Any]]:
+  """Returns a function compiled for its devices, and a call of it."""
+  own = jax.device_put(arrays, places)
+  built = timing.build(run, *own)
+  return built, lambda: built.call(*own)
+
+
+def _compare(got, expected, program: _Program) -> dict[str, Any]:
+  """Returns the fields of a row that say whether results are right."""
+  before = program.before
+  if before is None:
+    before = jax.tree.map(jnp.zeros_like, expected)
+  got, expected, before = (
+      jax.tree.leaves(jax.device_put(tree, _first_device()))
+      for tree in (got, expected, before)
+  )
+  wide = lambda x, start: x.astype(jnp.float32) - start.astype(jnp.float32)
+  error = max(
+      float(problems.relative_error(wide(x, start), wide(y, start)))
+      for x, y, start in zip(got, expected, before, strict=True)
+  )
+  if error <= program.limit:
+    return {'error': error}
+  reason = (
+      f'a result differs by {error:.1e} from that of one device, more than'
+      f' {program.limit:.0e}'
+  )
+  return {'error': error, 'status': 'failed', 'reason': reason}
+
+
+def _collectives(built: timing.Program) -> dict[str, int]:
+  """Counts the collectives of a compiled program."""
+  compiled: Any = built.call
+  text = compiled.as_text()
+  found = {
+      name: text.count(f' {name}(') + text.count(f' {name}-start(')
+      for name in _COLLECTIVES
+  }
+  return {name: number for name, number in found.items() if number}
+
+
+def _training(case: cases.Case, unused_direction: str) -> _Program:
+  """A training step; each device has `shape.batch` sequences."""
+  step, parameters = training_step(case)
+  shape = case.shape
+  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
+  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
+  part = (parameters, x[: shape.batch])
+  return _Program(step, (parameters, x), part, shardings, limit, parameters)
 
 
 def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
@@ -215,44 +238,28 @@ def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
   )
 
 
-def _build(step, parameters, x, for_parameters, for_x, *, quick) -> _Step:
-  arguments = (
-      jax.device_put(parameters, for_parameters),
-      jax.device_put(x, for_x),
-  )
-  return _Step(timing.lower(step, *arguments, quick=quick)(), arguments)
+def _recurrence(case: cases.Case, direction: str) -> _Program:
+  """A linear recurrence of `shape.time` steps in all."""
+  shape = case.shape
+  size = (shape.batch, shape.time, shape.features)
+  slow, resets = RECURRENCES[case.layer]
+  a, b, d_h = (problems.normal(seed, size, case.dtype) for seed in range(3))
+  if slow:  # Nothing is forgotten soon: all steps are read twice.
+    a = jnp.where(a > 0, 1 - 2.0**-8, 1).astype(case.dtype)
+  else:
+    a = jax.nn.sigmoid(a)
+  reset = np.random.default_rng(0).random(size[:2]) < 1e-3
 
+  def run(a, b, d_h, *reset):
+    forward = lambda a, b: rnnzoo.linear_scan(a, b, reset=(*reset, None)[0])
+    if direction == cases.DIRECTIONS[0]:
+      return forward(a, b)
+    return jax.vjp(forward, a, b)[1](d_h)
 
-def _compare(got, want, start, case: cases.Case) -> dict[str, Any]:
-  """Returns the fields of a row that say whether an update is right."""
-  differences = []
-  for new, expected, old in zip(
-      *map(jax.tree.leaves, (got, want, start)), strict=True
-  ):
-    new, expected, old = (
-        np.asarray(a, np.float64) for a in (new, expected, old)
-    )
-    size = np.linalg.norm(expected - old)
-    if size:
-      differences.append(float(np.linalg.norm(new - expected) / size))
-  error = max(differences)
-  fields: dict[str, Any] = {'error': error}
-  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
-  if not error <= limit:
-    fields['status'] = 'failed'
-    fields['reason'] = (
-        f'an update differs by {error:.1e} from that of one device, more than'
-        f' {limit:.0e}'
-    )
-  return fields
+  def over_time(unused_kind):
+    mesh = jax.make_mesh((jax.device_count(),), ('time',))
+    return NamedSharding(mesh, PartitionSpec(None, 'time'))
 
-
-def _collectives(step: _Step) -> dict[str, int]:
-  """Counts the collectives of a compiled step."""
-  compiled: Any = step.program.call
-  text = compiled.as_text()
-  found = {
-      name: text.count(f' {name}(') + text.count(f' {name}-start(')
-      for name in ('all-reduce', *_OTHERS)
-  }
-  return {name: number for name, number in found.items() if number}
+  arrays = (a, b, d_h, reset) if resets else (a, b, d_h)
+  limit = checks.rounding(case.dtype, shape.time)
+  return _Program(run, arrays, arrays, over_time, limit)

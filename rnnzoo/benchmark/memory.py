@@ -21,13 +21,7 @@ def measure(
     timer: timing.Timer,
     watchdog: timing.Watchdog,
 ) -> Iterator[dict[str, Any]]:
-  """Yields the rows of `measurement.measure`, with `kept_mib`.
-
-  Args:
-    selected: the cases.
-    timer: says how to time.
-    watchdog: watches over every step.
-  """
+  """Yields the rows of `measurement.measure`, with `kept_mib`."""
   for case in selected:
     for row in measurement.measure([case], timer, watchdog):
       if row['status'] == 'ok':
@@ -37,12 +31,7 @@ def measure(
 
 
 def kept_mib(case: cases.Case, implementation: str) -> float:
-  """Returns MiB that `jax.vjp` holds between the passes of a case.
-
-  Args:
-    case: a layer on x.
-    implementation: its path.
-  """
+  """Returns MiB that `jax.vjp` holds between the passes of a layer on x."""
   problem = problems.build(case)
   arrays, _ = problem.arguments
   y, pull = jax.vjp(problem.make(implementation, case.dtype), arrays)

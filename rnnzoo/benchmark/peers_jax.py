@@ -15,6 +15,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import convert
+from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import timing
 
 Function = Callable[[Any, jax.Array], jax.Array]
@@ -35,7 +36,7 @@ def program(
     ours: the layer that has the weights.
     arrays: x, [B, T, I], and the weights of the sum that is differentiated, [B,
       T, D].
-    dtype: of the computation.
+    dtype: dtype of the computation.
     backward: whether to return gradients of that sum, by all parameters and x.
 
   Returns:
@@ -67,8 +68,7 @@ def zoo(ours: rnnzoo.RecurrentLayer) -> Parts:
 
 def flax_nnx(ours: rnnzoo.RecurrentLayer) -> Parts:
   """nnx.RNN of the cell with the fewest matrix products."""
-  makes: Any = {'LSTM': nnx.OptimizedLSTMCell, 'GRU': nnx.GRUCell}
-  makes['Elman'] = nnx.SimpleCell
+  makes = baselines.FLAX_CELLS | {'Elman': nnx.SimpleCell}
   return _nnx(makes[type(ours).__name__], ours)
 
 

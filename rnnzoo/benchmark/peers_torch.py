@@ -74,16 +74,8 @@ def program(
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
   """Returns a call and fields of a row, as `peers_jax.program` does.
 
-  Seconds of compilation are those of the first call. Memory is the allocator's
-  peak of a call, on a GPU only.
-
-  Args:
-    make: one of the functions below.
-    ours: the layer that has the weights.
-    arrays: x and weights of the sum.
-    dtype: of the computation.
-    backward: whether to return gradients.
-    time_major: whether steps come first in memory; axes stay as they are.
+  The first call counts as compilation. Memory is the allocator's peak of a
+  call, on a GPU only. If `time_major`, steps come first in memory; axes stay.
   """
   # FlashRNN, when imported, asks where CUDA's compiler is, even for its Triton
   # kernels, which do without; torch looks for it once.
@@ -160,46 +152,6 @@ def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
 
   function, params = eager(ours, options)
   return torch.compile(function), params
-
-
-def torchrl(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """LSTMModule or GRUModule, which take resets: Triton on a GPU.
-
-  Its kernels take float32 only, and multiply in the dtype that is asked for.
-  """
-  import tensordict
-  import torch
-  from torchrl import modules
-
-  kind = type(ours).__name__
-  states = ['h', 'c'] if kind == 'LSTM' else ['h']
-  triton: dict[str, Any] = {}
-  dtype = options['dtype']
-  if options['device'] == 'cuda':
-    triton = {'recurrent_backend': 'triton', 'recurrent_compute_dtype': dtype}
-    options = {**options, 'dtype': torch.float32}
-  module = getattr(modules, f'{kind}Module')(
-      input_size=ours.in_features,
-      hidden_size=ours.out_features,
-      in_keys=['x', *states],
-      out_keys=['y', *(('next', name) for name in states)],
-      **triton,
-  )
-  inner = getattr(module, kind.lower())
-  _load(inner, ours)
-  module.to(**options)
-
-  def run(x):
-    lead = x.shape[:2]
-    x = x.to(options['dtype'])
-    begins = torch.zeros(*lead, 1, dtype=torch.bool, device=x.device)
-    begins[:, 0] = True
-    zeros = x.new_zeros(*lead, 1, ours.out_features)
-    given = {'x': x, 'is_init': begins} | dict.fromkeys(states, zeros)
-    with modules.set_recurrent_mode(True):
-      return module(tensordict.TensorDict(given, lead))['y'].to(dtype)
-
-  return run, [*inner.parameters()]
 
 
 def flashrnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:

@@ -17,101 +17,38 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo import convert
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import paths
 
-# Draws arrays, shifts them in time and compares them.
-#
-# Each operation is compiled once for a shape: when it is called first, or
-# ahead, by any thread, so that the one that times has nothing to compile.
-
-
 # Arrays of steps, by name.
 SEQUENCES = ('x', 'x_gates', 'a', 'b')
 
-Shape = tuple[int, ...]
 
-
-def normal(seed: int, shape: Shape, dtype: str) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
   """Returns normal numbers."""
-  return _normal(shape, jnp.dtype(dtype))(np.uint32(seed))
+  return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
+@jax.jit
 def later(x: jax.Array, steps: int) -> jax.Array:
   """Returns x [batch, time, ...] some steps later, the last ones first."""
-  return _later(x.shape, x.dtype)(x, np.int32(steps))
+  # Steps of a matrix are its rows, as for the product of a projection alone.
+  return jnp.roll(x, steps, 1 if x.ndim > 2 else 0)
 
 
+@jax.jit
 def relative_error(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns ||a - b|| / ||b||, or ||a|| where b is zero."""
-  return _relative_error(a.shape, a.dtype, b.dtype)(a, b)
-
-
-def operations(arguments: Any, exact_dtype: str) -> set[tuple[Any, ...]]:
-  """Returns the operations that a case needs, for `compile_ahead`.
-
-  Args:
-    arguments: shapes and dtypes of arrays by name, and of weights.
-    exact_dtype: dtype of the results that others are compared with.
-  """
-  arrays, weights = arguments
-  sequences = [x for name, x in arrays.items() if name in SEQUENCES]
-  drawn = [*sequences, *jax.tree.leaves(weights)]
-  compared = jax.tree.leaves(arguments)
-  exact = jnp.dtype(exact_dtype)
-  return {
-      *((_normal, x.shape, x.dtype) for x in drawn),
-      *((_later, x.shape, x.dtype) for x in drawn),
-      *((_relative_error, x.shape, x.dtype, exact) for x in compared),
-  }
-
-
-def compile_ahead(operation: Callable[..., Any], *facts: Any) -> None:
-  """Compiles one of `operations`."""
-  with jax.enable_x64(operation is _relative_error):
-    operation(*facts)
-
-
-def _compiled(f: Callable[..., Any], *arguments: Any) -> Callable[..., Any]:
-  return jax.jit(f).lower(*arguments).compile()
-
-
-@functools.cache
-def _normal(shape: Shape, dtype: np.dtype) -> Callable[..., Any]:
-  draw = lambda seed: jax.random.normal(jax.random.key(seed), shape, dtype)
-  return _compiled(draw, np.uint32(0))
-
-
-@functools.cache
-def _later(shape: Shape, dtype: np.dtype) -> Callable[..., Any]:
-  # Steps of a matrix are its rows, as for the product of a projection alone.
-  axis = 1 if len(shape) > 2 else 0
-  roll = lambda x, steps: jnp.roll(x, steps, axis)
-  return _compiled(roll, jax.ShapeDtypeStruct(shape, dtype), np.int32(0))
-
-
-@functools.cache
-def _relative_error(
-    shape: Shape, dtype: np.dtype, exact_dtype: np.dtype
-) -> Callable[..., Any]:
   norm = jnp.linalg.vector_norm
-
-  def error(a, b):
-    size = norm(b)
-    return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
-
-  both = (jax.ShapeDtypeStruct(shape, each) for each in (dtype, exact_dtype))
-  return _compiled(error, *both)
+  size = norm(b)
+  return norm(a.astype(b.dtype) - b) / jnp.where(size == 0, 1, size)
 
 
 # Maps arrays to results.
 Run = Callable[[Any], Any]
-
-# Maps seed, shape and dtype to normal numbers.
-Draw = Callable[[int, tuple[int, ...], str], jax.Array]
 
 # Paths with settings, by the names that results have for them.
 PATHS: Mapping[str, Any] = {
@@ -127,8 +64,6 @@ PATHS: Mapping[str, Any] = {
 
 # The end of the name of a layer that takes one step after the other.
 STEP = ' step'
-
-INNER_STEPS = (1, 2, 4, 8, 16)
 
 # Shares of the steps that reset, by the name of a linear recurrence.
 RESETS = {
@@ -146,15 +81,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'IRevRNN': {'inner_scale': 1e-2},
     **{
         f'IRevRNN_{n}_inner_steps': {'inner_scale': 1e-2, 'inner_steps': n}
-        for n in INNER_STEPS
+        for n in (1, 2, 4, 8, 16)
     },
     'IndRNN_tanh': {'activation': 'tanh'},
     'IndRNN_tanh_small': {'activation': 'tanh'},
 }
-
-# Between the passes nothing of the inner steps is kept, so memory should not
-# grow with their number.
-VARIANTS = ('IRevRNN_8_inner_steps',)
 
 
 def layer_class(name: str) -> Any:
@@ -204,31 +135,15 @@ class Problem:
 
 def build(case: cases.Case) -> Problem:
   """Draws a case's arrays."""
-  problem = _build(case, normal)
+  make = _on_input if case.projection == 'with' else _on_gates
+  if case.layer.startswith('linear_scan'):
+    make = _linear_scan
+  if case.layer.endswith(STEP):
+    make = _steps
+  others = {'projection': _projection, 'ScannedRNN': _scanned}
+  problem = others.get(case.layer, make)(case)
   jax.block_until_ready(problem.arguments)
   return problem
-
-
-def abstract(case: cases.Case) -> Problem:
-  """Returns a case's problem with shapes and dtypes in place of arrays."""
-  found = []
-
-  def arguments():
-    found.append(_build(case, lambda _, *size: jnp.zeros(*size)))
-    return found[0].arguments
-
-  shapes = jax.eval_shape(arguments)
-  return dataclasses.replace(found[0], arguments=shapes)
-
-
-def _build(case: cases.Case, normal: Draw) -> Problem:
-  of_layer = _on_input if case.projection == 'with' else _on_gates
-  if case.layer.startswith('linear_scan'):
-    of_layer = _linear_scan
-  if case.layer.endswith(STEP):
-    of_layer = _steps
-  others = {'projection': _projection, 'ScannedRNN': _scanned}
-  return others.get(case.layer, of_layer)(case, normal)
 
 
 def _create(case: cases.Case, rng) -> Any:
@@ -271,7 +186,7 @@ def _make_layer(case: cases.Case, **options) -> Any:
 def _flags(case: cases.Case, rng) -> dict[str, Any]:
   """Returns reset and mask, bool [B, T], or None for those not asked for.
 
-  They are constants of a program, which may be handed on: no arrays of JAX.
+  They are constants of a program.
   """
   size = (case.shape.batch, case.shape.time)
   rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
@@ -288,7 +203,7 @@ def _rounded(arrays: Any, dtype: str) -> Any:
   return jax.tree.map(lambda x: x.astype(dtype).astype(jnp.float32), arrays)
 
 
-def _on_input(case: cases.Case, normal: Draw) -> Problem:
+def _on_input(case: cases.Case) -> Problem:
   """A layer on x; that of a check is called with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
   flags, reverse = _flags(case, rng), cases.REVERSE in case.options
@@ -319,7 +234,7 @@ def _on_input(case: cases.Case, normal: Draw) -> Problem:
   return Problem(case, (arrays, weights), make)
 
 
-def _on_gates(case: cases.Case, normal: Draw) -> Problem:
+def _on_gates(case: cases.Case) -> Problem:
   """A cell on input gates; that of a check also returns its final carry."""
   shape, rng = case.shape, np.random.default_rng(0)
   layer = _create(case, rng)
@@ -393,7 +308,7 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   return run
 
 
-def _linear_scan(case: cases.Case, normal: Draw) -> Problem:
+def _linear_scan(case: cases.Case) -> Problem:
   """`rnnzoo.linear_scan` of a in (0, 1) and b, each [B, T, F]."""
   shape, dtype = case.shape, case.dtype
   size = (shape.batch, shape.time, shape.features)
@@ -414,7 +329,7 @@ def _linear_scan(case: cases.Case, normal: Draw) -> Problem:
   return Problem(case, arguments, make, traffic)
 
 
-def _projection(case: cases.Case, normal: Draw) -> Problem:
+def _projection(case: cases.Case) -> Problem:
   """The product of a MinGRU layer's projection, and nothing else."""
   shape, dtype = case.shape, case.dtype
   rows, wide = shape.batch * shape.time, 2 * shape.features
@@ -424,14 +339,13 @@ def _projection(case: cases.Case, normal: Draw) -> Problem:
   return Problem(case, (arrays, normal(2, (rows, wide), dtype)), make)
 
 
-def _scanned(case: cases.Case, normal: Draw) -> Problem:
+def _scanned(case: cases.Case) -> Problem:
   """A GRU by `rnnzoo.ScannedRNN`: time-major, 3 % of the steps reset."""
   shape = case.shape
   lead = shape.time, shape.batch
   reset = np.random.default_rng(0).random(lead) < 0.03
-  sizes = shape.in_features, shape.features
   make_layer = lambda **options: rnnzoo.ScannedRNN(
-      *sizes, rngs=nnx.Rngs(0), **options
+      shape.in_features, shape.features, rngs=nnx.Rngs(0), **options
   )
   state = nnx.to_pure_dict(nnx.state(make_layer()))['layer']
   arrays = {
@@ -440,18 +354,18 @@ def _scanned(case: cases.Case, normal: Draw) -> Problem:
   }
 
   def make(implementation, dtype):
-    resets = jnp.asarray(reset)
     if implementation == baselines.FLAX:
-      return lambda arrays: baselines.flax_scanned(arrays, resets)
+      return lambda arrays: baselines.flax_scanned(arrays, jnp.asarray(reset))
     options = {'dtype': jnp.dtype(dtype), 'implementation': implementation}
     make_gru = functools.partial(rnnzoo.GRU, **options)
-    new = nnx.eval_shape(lambda: make_layer(layer=make_gru))
-    merge: Any = functools.partial(nnx.merge, nnx.graphdef(new))
+    graph: Any = nnx.graphdef(
+        nnx.eval_shape(lambda: make_layer(layer=make_gru))
+    )
 
     def run(arrays):
       h = jnp.zeros((shape.batch, shape.features), jnp.float32)
-      rnn = merge({'layer': arrays['state']})
-      return rnn(h, (arrays['x'], resets))[1]
+      rnn = nnx.merge(graph, {'layer': arrays['state']})
+      return rnn(h, (arrays['x'], jnp.asarray(reset)))[1]
 
     return run
 
@@ -459,20 +373,15 @@ def _scanned(case: cases.Case, normal: Draw) -> Problem:
   return Problem(case, (arrays, weights), make)
 
 
-def _steps(case: cases.Case, normal: Draw) -> Problem:
+def _steps(case: cases.Case) -> Problem:
   """Steps of a stack in a loop: y of a step is x of the next one."""
-  shape, dtype = case.shape, jnp.dtype(case.dtype)
-  sizes = shape.in_features, shape.features
+  shape = case.shape
   new_stack = layer_class(case.layer.removesuffix(STEP))
-  make_stack = lambda **options: new_stack(*sizes, rngs=nnx.Rngs(0), **options)
-  stack = make_stack()
-  cells = []
-  for layer in stack.layers:
-    make_cell: Any = baselines.FLAX_CELLS[type(layer).__name__]
-    own = layer.in_features, shape.features
-    cells.append(make_cell(*own, dtype=dtype, rngs=nnx.Rngs(0)))
-    convert.to_flax(layer, cells[-1])
-  flax = baselines.FlaxCells(cells, dtype)
+  make_stack = lambda dtype: new_stack(
+      shape.in_features, shape.features, dtype=dtype, rngs=nnx.Rngs(0)
+  )
+  stack = make_stack(None)
+  flax = baselines.FlaxCells(stack, jnp.dtype(case.dtype))
   # A cell counts its random numbers, which are no parameters.
   parts: Any = nnx.split(flax, nnx.Param, ...)
   flax_graph, flax_state, rest = parts
@@ -480,30 +389,25 @@ def _steps(case: cases.Case, normal: Draw) -> Problem:
       'x': normal(0, (shape.batch, shape.in_features), case.dtype),
       'state': nnx.to_pure_dict(nnx.state(stack)),
       'flax': nnx.to_pure_dict(flax_state),
-      'flax_carry': flax.initial_carry((shape.batch,)),
   }
 
   def make(implementation, dtype):
     by_flax = implementation == baselines.FLAX
-    new = nnx.eval_shape(lambda: make_stack(dtype=jnp.dtype(dtype)))
+    new = nnx.eval_shape(lambda: make_stack(jnp.dtype(dtype)))
     graph: Any = flax_graph if by_flax else nnx.graphdef(new)
 
     def loop(arrays):
-      own = (arrays['flax'], rest) if by_flax else (arrays['state'],)
-      model = nnx.merge(graph, *own, copy=True)
-      graphdef, state = nnx.split(model)
+      states = (arrays['flax'], rest) if by_flax else (arrays['state'],)
+      merge = lambda: nnx.merge(graph, *states, copy=True)
 
       def body(past):
         count, carry, x = past
-        model = nnx.merge(graphdef, state, copy=True)
-        carry, x = model.step(carry, x)
+        carry, x = merge().step(carry, x)
         return count + 1, carry, x
 
-      carry = arrays['flax_carry']
-      if not by_flax:
-        carry = model.initial_carry((shape.batch,))
-      start = np.int32(0), carry, arrays['x']
+      carry = merge().initial_carry((shape.batch,))
       more = lambda past: past[0] < shape.time
+      start = np.int32(0), carry, arrays['x']
       return jax.lax.while_loop(more, body, start)[2]
 
     return loop

@@ -4,16 +4,12 @@
   python -m rnnzoo.benchmark --layers=GRU,LSTM --shapes=pixel_mnist,long
   python -m rnnzoo.benchmark --suite=dense --shape=16,1024,64,768,12
   python -m rnnzoo.benchmark --suite=dense --check_only
-  python -m rnnzoo.benchmark --suite=newton --shapes=1000x16x8,10000x16x8
-  python -m rnnzoo.benchmark --suite=peers --layers=LSTM
   python -m rnnzoo.benchmark --suite=batches --time_limit=450 --resume
-  python -m rnnzoo.benchmark --plot_from=benchmarks/dense_h200.json
 
 Each combination of layer, implementation, shape, dtype, direction and
-projection is a row. A row is `ok`; or `cannot`, where the implementation says
-so; or `failed`, where the result is not that of the 'scan' path in float64, and
-the exit code is 1. Rows are printed and written as JSON as soon as they are
-known; a plot is made of the JSON. The module `suites` lists the cases.
+projection is a row. A row is `ok`; or `cannot`, if the implementation says so;
+or `failed`, if its result is not the result of 'scan' in float64, and the exit
+code is 1. Rows are printed and written as JSON as soon as they are known.
 
 With the projection, a row is a layer on x; without it, a cell on given input
 gates. Backward is the gradient by everything that is given: parameters,
@@ -22,7 +18,6 @@ recurrent kernel, and x or the input gates.
 
 from collections.abc import Mapping
 import dataclasses
-import importlib.util
 import itertools
 import json
 import math
@@ -42,9 +37,7 @@ import jax
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import figures
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
@@ -71,13 +64,13 @@ _CHECK_ONLY = flags.DEFINE_bool(
     'check_only',
     False,
     'Time nothing. Without shapes, the suites linear and dense check many odd'
-    ' sizes. The suite newton counts iterations only.',
+    ' sizes.',
 )
 _TIMEOUT = flags.DEFINE_float(
     'timeout',
     120,
     'Seconds after which a step that has not ended is a failure, which ends the'
-    ' program; in the suite peers it is the end of its own row only.',
+    ' program.',
     lower_bound=0.1,
 )
 _RESUME = flags.DEFINE_bool(
@@ -92,20 +85,7 @@ _TIME_LIMIT = flags.DEFINE_float(
 _COMPILE_THREADS = flags.DEFINE_integer(
     'compile_threads', None, 'Threads that compile.', lower_bound=1
 )
-_PROCESSES = flags.DEFINE_integer(
-    'processes',
-    None,
-    'Processes that trace and lower; the programs of some cases are then all'
-    ' compiled before the first is timed. By default one a core but for two in'
-    ' the suites batches and lengths on a GPU, otherwise 0.',
-    lower_bound=0,
-)
-_OUTPUT = flags.DEFINE_string(
-    'output', 'runs/benchmark.json', 'The JSON file; its plot goes beside it.'
-)
-_PLOT_FROM = flags.DEFINE_string(
-    'plot_from', None, 'Only plot this JSON file of an earlier run.'
-)
+_OUTPUT = flags.DEFINE_string('output', 'runs/benchmark.json', 'The JSON file.')
 
 
 def _give_up(message: object) -> NoReturn:
@@ -119,21 +99,13 @@ def parse_flags(argv: list[str]) -> list[str]:
   """Parses the command line, and gives up where it cannot be obeyed."""
   try:
     rest = flags.FLAGS(argv)
-  except flags.Error as error:
-    _give_up(error)
-  try:
     command_line.flags_alone(rest)
-  except app.UsageError as error:
+  except (flags.Error, app.UsageError) as error:
     _give_up(error)
   if math.isnan(_TIME_LIMIT.value):
     _give_up('flag --time_limit=nan: a number of seconds would work, as in 450')
-  for path in (_OUTPUT.value, _PLOT_FROM.value or 'x.json'):
-    if pathlib.Path(path).suffix != '.json':
-      _give_up(f'{path!r} must be the name of a .json file')
-  if _PLOT_FROM.value and not pathlib.Path(_PLOT_FROM.value).is_file():
-    is_folder = pathlib.Path(_PLOT_FROM.value).is_dir()
-    there = 'a folder has the name' if is_folder else 'there is no file'
-    _give_up(f'{there} {_PLOT_FROM.value!r}; a result to plot is a .json file')
+  if pathlib.Path(_OUTPUT.value).suffix != '.json':
+    _give_up(f'{_OUTPUT.value!r} must be the name of a .json file')
   suite = SUITES[_SUITE.value]
   for names, known in (
       (_LAYERS, suite.layers),
@@ -176,80 +148,63 @@ def _select() -> list[cases_lib.Case]:
 
 
 def main(unused_argv: list[str]) -> int:
-  """Runs a suite, or plots an earlier run; returns the exit code."""
-  if _PLOT_FROM.value:
-    try:
-      print(figures.plot(_PLOT_FROM.value))
-    except (AttributeError, KeyError, TypeError, ValueError):
-      _give_up(f"{_PLOT_FROM.value!r} is not a benchmark's result")
-    return 0
-  suite, output, selected = SUITES[_SUITE.value], _OUTPUT.value, _select()
+  """Runs a suite; returns the exit code."""
+  until = time.monotonic() + _TIME_LIMIT.value
+  selected = _select()
   try:
-    command_line.writable(output)
+    command_line.writable(_OUTPUT.value)
   except app.UsageError as error:
     _give_up(error)
-  if _SUITE.value in (
-      'peers',
-      'cudnn',
-  ):  # Other processes and torch need memory too.
+  if _SUITE.value in ('peers', 'cudnn'):  # Torch needs memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-  start = time.monotonic()
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
-  timer = _timer(suite, repeats, start + _TIME_LIMIT.value)
   result = _new_result(repeats)
   if _RESUME.value:
     selected = _resume(result, selected, repeats)
   print(report.header(result), flush=True)
-
-  def save_hanging(work: str, reason: str) -> None:
-    report.write({**result, 'hung': {'what': work, 'reason': reason}}, output)
-
-  watchdog = timing.Watchdog(_TIMEOUT.value, save_hanging)
-  _measure(selected, result, timer, watchdog)
+  _measure(selected, result, repeats, until)
   if not result['rows']:
     return 0
-  print(sweeps.summary(result['rows']) + output)
-  # Bars of so many shapes say nothing; benchmarks/figures.py draws lines.
-  if repeats and _SUITE.value not in sweeps.SUITES:
-    try:
-      print(figures.plot(output))
-    except ModuleNotFoundError as error:
-      print(f'no plot: {error}; --plot_from makes it later', file=sys.stderr)
+  print(sweeps.summary(result['rows']) + _OUTPUT.value)
   bad = [row for row in result['rows'] if row['status'] == 'failed']
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
   return int(bool(bad))
 
 
-def _measure(selected, result, timer: timing.Timer, watchdog) -> None:
+def _measure(selected, result, repeats: int, until: float) -> None:
   """Measures cases while there is time; adds their rows, and writes them.
 
   Args:
     selected: the cases.
     result: has the rows of an earlier run, which stay until there is a new one.
-    timer: says how to time, and until when cases begin.
-    watchdog: watches over every step.
+    repeats: samples of each time.
+    until: `time.monotonic()` at which no case is begun.
   """
-  output = _OUTPUT.value
+  suite, output = SUITES[_SUITE.value], _OUTPUT.value
+  threads = _COMPILE_THREADS.value
+  if not threads:  # A CPU is busy enough.
+    threads = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
+  timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
+  watchdog = timing.Watchdog(_TIMEOUT.value)
   table = report.Table(case.label for case in selected)
   titles = {
       (case.shape_name, case.dtype, case.param_dtype): case.title
       for case in selected
   }
-  in_time = lambda _: time.monotonic() < timer.until
   earlier = {_key(row): row for row in result['rows']}
   new: dict[tuple[Any, ...], Any] = {}
-  cases = itertools.takewhile(in_time, selected)
-  for row in SUITES[_SUITE.value].measure(cases, timer, watchdog):
-    table.title(titles[row['shape'], row['dtype'], row['param_dtype']])
+  cases = itertools.takewhile(lambda _: time.monotonic() < until, selected)
+  for row in suite.measure(cases, timer, watchdog):
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     new[_key(row)] = row
     result['rows'] = list({**earlier, **new}.values())
-    table.row(row)
+    title = titles[row['shape'], row['dtype'], row['param_dtype']]
+    table.row(title, row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
-  if result['rows'] or not pathlib.Path(output).exists():
+  if not pathlib.Path(output).exists():
     report.write(result, output)
   if left := sum(not _keys(case) <= new.keys() for case in selected):
     print(
@@ -259,31 +214,6 @@ def _measure(selected, result, timer: timing.Timer, watchdog) -> None:
     )
 
 
-def _timer(suite, repeats: int, until: float) -> timing.Timer:
-  """Returns the suite's timer with what the flags say."""
-  on_cpu = jax.default_backend() == 'cpu'  # It is busy enough.
-  threads, processes = _COMPILE_THREADS.value, _PROCESSES.value
-  threads = threads or (1 if on_cpu else suite.timer.threads)
-  if processes is None:
-    processes = 0 if on_cpu else suite.timer.processes
-  if processes and not importlib.util.find_spec('flatbuffers'):
-    if _PROCESSES.value:
-      _give_up(f'--processes={processes} needs pip install flatbuffers')
-    print(
-        'pip install flatbuffers to trace in processes, before anything is'
-        ' timed; programs are now traced and compiled while others are timed',
-        file=sys.stderr,
-    )
-    processes = 0
-  return dataclasses.replace(
-      suite.timer,
-      repeats=repeats,
-      until=until,
-      threads=threads,
-      processes=processes,
-  )
-
-
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
   """Returns the fields that tell a row from all others of its suite."""
   return operator.itemgetter(*measurement.KEY)(row)
@@ -291,10 +221,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _keys(case: cases_lib.Case) -> set[tuple[Any, ...]]:
   """Returns the keys of a case's rows."""
-  ways, directions = case.implementations, case.directions
-  if _SUITE.value == 'newton' and _CHECK_ONLY.value:
-    ways, directions = [way for way in ways if way == newton.PATH], ('forward',)
-  pairs = itertools.product(ways, directions)
+  pairs = itertools.product(case.implementations, case.directions)
   return {_key(case.row(*pair)) for pair in pairs}
 
 

@@ -54,23 +54,18 @@ class Table:
     self._widths = (max(map(len, ['layer', *layers])), *_WIDTHS)
     self._title = ''
     self._reasons: dict[str, int] = {}
-    self._cannot: set[tuple[str, str, str]] = set()
+    self._cannot: set[tuple[str, str, str, str]] = set()
 
-  def title(self, title: str) -> None:
-    """Starts a part of the table, unless it is this one."""
-    if title == self._title:
-      return
-    self._title = title
-    self._cannot.clear()
-    names = ('ms', 'quartiles', *(name for name, *_ in _COLUMNS))
-    print(f'\n{title}')
-    self._line([*measurement.LABELS, *names])
-
-  def row(self, row: Row) -> None:
-    """Prints a row of `measurement.measure`."""
+  def row(self, title: str, row: Row) -> None:
+    """Prints a row of `measurement.measure`, in the part with this title."""
+    if title != self._title:
+      self._title = title
+      names = ('ms', 'quartiles', *(name for name, *_ in _COLUMNS))
+      print(f'\n{title}')
+      self._line([*measurement.LABELS, *names])
     cells = [row[label] for label in measurement.LABELS]
     if row['status'] == 'cannot':
-      group = row['layer'], row['program'], row['reason']
+      group = title, row['layer'], row['program'], row['reason']
       if group in self._cannot:
         return
       self._cannot.add(group)

@@ -1,19 +1,20 @@
 """The suites of `python -m rnnzoo.benchmark`: the cases that each has.
 
 'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
-product R h: memory bandwidth is their limit, the time to read the input gates
-and to write h. 'dense' has cells with a product R h in every step: their limit
-is the latency of a step, times T. 'devices' has training steps of stacks on
-one device and on all, 'time_devices' linear recurrences with time over devices.
-'newton' has cells that are not linear, by an iteration that is parallel in time
-and step by step; 'newton_long' long sequences of them. 'stacks' has layers of a
-stack in turn and at the same time, 'memory' what paths keep for a gradient,
-'resets' linear recurrences with resets, 'rollouts' `ScannedRNN`, and 'steps'
+product R h: their limit is the time to read the input gates and to write h.
+'dense' has cells with a product R h in every step: their limit is the latency
+of a step, times T. 'stacks' has layers of a stack in turn and at the same time,
+'devices' training steps of stacks on one device and on all, 'time_devices'
+linear recurrences with time over devices, 'resets' linear recurrences with
+resets. 'newton' has cells that are not linear, by an iteration that is parallel
+in time and step by step; 'newton_long' long sequences of them. 'memory' has the
+arrays that paths keep for a gradient, 'rollouts' `ScannedRNN`, and 'steps'
 single steps in a loop, both beside flax.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any, TypeAlias
 
 import rnnzoo
@@ -24,7 +25,6 @@ from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import memory
 from rnnzoo.benchmark import newton
 from rnnzoo.benchmark import problems
-from rnnzoo.benchmark import time_devices
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
@@ -40,7 +40,8 @@ _BOTH = DTYPES[:2]
 
 _ALL = tuple(rnnzoo.LAYERS)
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
-_LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
+_STREAMED = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
+_LINEAR = (*_STREAMED, 'IRevRNN_8_inner_steps')
 _MINGRU = ('MinGRU', 'projection')
 
 
@@ -50,10 +51,12 @@ class Entry:
 
   Attributes:
     shapes: names; None for all that no entry of the suite names.
-    dtypes: those measured unless a user gives others.
-    implementations: likewise; None for all.
-    param_dtypes: those of parameters, each in cases of its own.
-    directions: those of a case.
+    layers: names.
+    projection: 'with' or 'without'.
+    dtypes: the choice unless a user gives others.
+    implementations: the choice unless a user gives others; None for all.
+    param_dtypes: dtypes of the parameters, each in cases of its own.
+    directions: the passes of a case.
   """
 
   shapes: Names
@@ -83,23 +86,34 @@ class Suite:
   """The cases of a suite, and how they are measured.
 
   Attributes:
-    layers: names of all; entries say which are measured at which shapes.
-    default_shapes: those measured if none are named.
+    shapes: all that have names; the first one is for tests.
+    default: names of the shapes that are measured if none are named; None for
+      all but the first.
     implementations: names of all that can run in it.
     measure: (cases, timer, watchdog) -> rows.
     runs: (implementation, case) -> whether the implementation can be tried.
   """
 
-  layers: Sequence[str]
   shapes: Mapping[str, Shape]
   entries: Sequence[Entry]
-  timer: timing.Timer
-  default_shapes: Sequence[str]
+  timer: timing.Timer = timing.Timer()
+  default: Names = None
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
   drawn: bool = False
   checks: Sequence[cases.Case] = ()
   measure: Callable[..., Iterator[dict[str, Any]]] = measurement.measure
   runs: Callable[[str, cases.Case], bool] = _runs
+
+  @property
+  def layers(self) -> Sequence[str]:
+    """Names of the layers of all entries."""
+    names = [name for entry in self.entries for name in entry.layers]
+    return list(dict.fromkeys(names))
+
+  @property
+  def default_shapes(self) -> Sequence[str]:
+    """Names of the shapes that are measured if none are named."""
+    return [*self.shapes][1:] if self.default is None else self.default
 
   def timed(
       self,
@@ -110,37 +124,37 @@ class Suite:
   ) -> Iterator[cases.Case]:
     """Yields cases by shape and dtype; None leaves the choice to entries."""
     named = {name for entry in self.entries for name in entry.shapes or ()}
-    rows = [
-        (name, shape, dtype, entry, layer, param_dtype)
-        for name, shape in shapes.items()
-        for dtype in dtypes or DTYPES
-        for entry in self.entries
-        for param_dtype in entry.param_dtypes
-        if (name in entry.shapes if entry.shapes else name not in named)
-        and (dtypes or dtype in entry.dtypes)
-        for layer in entry.layers
-        if layer in layers
-        and (shape.num_heads == 1 or layer.split(' x ')[-1] in _DENSE)
-    ]
-    for name, shape, dtype, entry, layer, param_dtype in rows:
-      case = cases.Case(
-          layer,
-          name,
-          shape,
-          dtype,
-          entry.projection,
-          (),
-          self.drawn,
-          param_dtype=param_dtype,
-          directions=entry.directions,
-      )
-      wanted = implementations or entry.implementations or self.implementations
-      known = [way for way in self.implementations if self.runs(way, case)]
-      ways = [way for way in known if way in wanted]
-      if layer == 'projection':
-        ways = ['dot']
-      if ways:
-        yield dataclasses.replace(case, implementations=ways)
+    keys = itertools.product(shapes, dtypes or DTYPES, self.entries)
+    for name, dtype, entry in keys:
+      measured = name in entry.shapes if entry.shapes else name not in named
+      if not measured or not (dtypes or dtype in entry.dtypes):
+        continue
+      for param_dtype, layer in itertools.product(
+          entry.param_dtypes, entry.layers
+      ):
+        dense = layer.split(' x ')[-1] in _DENSE
+        if layer not in layers or (shapes[name].num_heads > 1 and not dense):
+          continue
+        case = cases.Case(
+            layer,
+            name,
+            shapes[name],
+            dtype,
+            entry.projection,
+            (),
+            self.drawn,
+            param_dtype=param_dtype,
+            directions=entry.directions,
+        )
+        wanted = (
+            implementations or entry.implementations or self.implementations
+        )
+        ways = [way for way in self.implementations if way in wanted]
+        ways = [way for way in ways if self.runs(way, case)]
+        if layer == 'projection':
+          ways = ['dot']
+        if ways:
+          yield dataclasses.replace(case, implementations=ways)
 
   def checked(
       self, layers: Sequence[str], implementations: Names, dtypes: Names
@@ -153,11 +167,17 @@ class Suite:
         yield dataclasses.replace(case, implementations=ways)
 
 
+def _square(batch: int, time: int, units: int) -> Shape:
+  return Shape(batch, time, units, units)
+
+
 _SMALL = Shape(batch=4, time=12, in_features=3, features=8)
 _MNIST = {
     'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
     'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
 }
+_LONGEST = {'longest': _square(1, 2**20, 1024)}
+_ONE_SET = timing.Timer(max_sets=1)
 
 
 def _dense() -> Suite:
@@ -176,9 +196,8 @@ def _dense() -> Suite:
   others = [name for name in whole if name not in reference]
   kernels, beside = ('pallas',), ('pallas', 'lax_scan_8')
   return Suite(
-      layers=_DENSE,
-      shapes=small | whole | batches | mnist,
-      entries=[
+      small | whole | batches | mnist,
+      [
           Entry(['small'], _DENSE[:2], _GATES, _BOTH),
           Entry(['small'], _DENSE[2:], _GATES, _BOTH, kernels),
           Entry(reference, _DENSE[:2], _GATES, (BF16,)),
@@ -193,267 +212,216 @@ def _dense() -> Suite:
           Entry(None, _DENSE, _GATES, (BF16,)),
           Entry(None, _DENSE, _LAYER, (BF16,)),
       ],
-      timer=timing.Timer(),
-      default_shapes=(*whole, *batches, *mnist),
       implementations=('pallas', 'scan', *baselines.NAMES),
       drawn=True,
       checks=cases.checks('dense'),
   )
 
 
-def _steps(shapes: Names, *stacks: str) -> Entry:
-  """Returns training steps: gradients are summed in the parameters' dtype."""
-  return Entry(
-      shapes,
-      stacks,
-      _LAYER,
-      (BF16,),
-      param_dtypes=_BOTH,
-      directions=(devices.STEP,),
+def _linear() -> Suite:
+  return Suite(
+      {
+          'small': _SMALL,
+          'wide': _square(8, 4096, 2048),
+          'thin': _square(16, 1024, 768),
+          'one_long': _square(1, 65536, 1024),
+          'diagonal': _square(32, 2048, 1024),
+      },
+      [
+          Entry(['small'], _STREAMED, _GATES, _BOTH),
+          Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
+          Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
+          Entry(['diagonal'], _LINEAR[3:5], _GATES, _BOTH),
+          # Nothing of the inner steps is kept between the passes, so memory
+          # should not grow with their number.
+          Entry(['diagonal'], _LINEAR[5:], _GATES),
+          Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
+          Entry(None, _LINEAR, _GATES, _BOTH),
+          Entry(None, _MINGRU, _LAYER, _BOTH),
+      ],
+      timing.Timer(one_program=True),
+      checks=cases.checks('linear'),
   )
 
 
 def _stacks() -> Suite:
-  shapes = {
-      'small': heads(1, 8, batch=2, time=12),
-      '12x64': heads(12, 64),
-      '32x512x128': Shape(32, 512, 128, 128),
-      '64x784x28x128': Shape(64, 784, 28, 128),
-      '16x2048x256': Shape(16, 2048, 256, 256),
-      '16x1024x512': Shape(16, 1024, 512, 512),
-  }
   layers = ('2 x LSTM', '4 x LSTM', '4 x GRU')
   two = ('64x784x28x128', '16x2048x256', '16x1024x512')
   return Suite(
-      layers=layers,
-      shapes=shapes,
-      entries=[
+      {
+          'small': heads(1, 8, batch=2, time=12),
+          '12x64': heads(12, 64),
+          '32x512x128': _square(32, 512, 128),
+          '64x784x28x128': Shape(64, 784, 28, 128),
+          '16x2048x256': _square(16, 2048, 256),
+          '16x1024x512': _square(16, 1024, 512),
+      },
+      [
           Entry(['12x64'], layers[1:], _LAYER, (BF16,)),
           Entry(['32x512x128'], layers[:2], _LAYER, (BF16,)),
           Entry(two, layers[:1], _LAYER, (BF16,)),
           Entry(None, layers, _LAYER, (BF16,)),
       ],
-      timer=timing.Timer(),
-      default_shapes=tuple(shapes)[1:],
       implementations=('in turn', 'at once', 'scan'),
   )
 
 
+def _devices() -> Suite:
+  # Gradients are summed in the parameters' dtype.
+  steps = lambda shapes, stacks: Entry(
+      shapes, stacks, _LAYER, (BF16,), None, _BOTH, (devices.STEP,)
+  )
+  return Suite(
+      {
+          'small_step': heads(1, 8, batch=2, time=12),
+          '768': heads(1, 768),
+          '12x64': heads(12, 64),
+      },
+      [
+          steps(['small_step', '768'], ['2 x LSTM']),
+          steps(['small_step', '768'], ['4 x MinGRU']),
+          steps(['small_step', '12x64'], ['4 x GRU']),
+          steps(None, devices.STACKS),
+      ],
+      # In so many calls the launch of the first one counts little.
+      timing.Timer(pace=timing.Pace(sample=0.2)),
+      implementations=(devices.ONE, *devices.KINDS),
+      measure=devices.measure,
+  )
+
+
 def _memory() -> Suite:
-  inner = tuple(f'IRevRNN_{n}_inner_steps' for n in problems.INNER_STEPS)
+  inner = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
   # The cases of irevrnn's public code, where each sample has 10 features.
   published = {
       '2 x IRevRNN': Shape(32, 100, 10, 64),
       '3 x IRevRNN': Shape(64, 200, 10, 128),
       '4 x IRevRNN': Shape(128, 500, 10, 256),
   }
-  kernels = {
-      'LSTM': ('1x768', heads(1, 768)),
-      'GRU': ('12x64', heads(12, 64)),
-      'IndRNN': ('512', Shape(16, 4096, 512, 512)),
-  }
-  scans = [name for name in problems.PATHS if name.startswith('Scan')]
-  keep = [name for name in problems.PATHS if name.startswith('Pallas')]
-  both = cases.DIRECTIONS[1:]
+  kernels = {'LSTM': '1x768', 'GRU': '12x64', 'IndRNN': '512'}
+  scans = ['scan', *(name for name in problems.PATHS if name[:4] == 'Scan')]
+  keep = [name for name in problems.PATHS if name[:6] == 'Pallas']
   entry = lambda shape, layers, ways, dtypes=(F32,): Entry(
-      [shape], layers, _LAYER, dtypes, ways, directions=both
+      [shape], layers, _LAYER, dtypes, ways, directions=cases.DIRECTIONS[1:]
   )
-  shapes = {
-      'small': _SMALL,
-      '4000_steps': Shape(16, 4000, in_features=64, features=128),
-      'inner_steps': Shape(32, 200, in_features=128, features=128),
-      **published,
-      **dict(kernels.values()),
-      # 256 rows of 768 units run in tiles.
-      '256x256x768': Shape(256, 256, 768, 768),
-  }
   return Suite(
-      layers=('LSTM', 'GRU', *inner, *published)
-      + ('IndRNN', '4 x LSTM', '4 x GRU', '4 x IndRNN'),
-      shapes=shapes,
-      entries=[
-          entry('small', ('LSTM', *inner, '2 x IRevRNN'), ['scan', *scans]),
-          entry('4000_steps', ('LSTM', 'GRU'), ['scan', *scans]),
+      {
+          'small': _SMALL,
+          '4000_steps': Shape(16, 4000, in_features=64, features=128),
+          'inner_steps': _square(32, 200, 128),
+          **published,
+          '1x768': heads(1, 768),
+          '12x64': heads(12, 64),
+          '512': _square(16, 4096, 512),
+          # 256 rows of 768 units run in tiles.
+          '256x256x768': _square(256, 256, 768),
+      },
+      [
+          entry('small', ('LSTM', *inner, '2 x IRevRNN'), scans),
+          entry('4000_steps', ('LSTM', 'GRU'), scans),
           entry('inner_steps', inner, ['scan', 'associative_scan']),
           *(entry(name, [name], ['scan']) for name in published),
+          *(entry(at, [name], keep, _BOTH) for name, at in kernels.items()),
           *(
-              entry(shape, [layer], keep, _BOTH)
-              for layer, (shape, _) in kernels.items()
-          ),
-          *(
-              entry(shape, [f'4 x {layer}'], keep, (BF16,))
-              for layer, (shape, _) in kernels.items()
+              entry(at, [f'4 x {name}'], keep, (BF16,))
+              for name, at in kernels.items()
           ),
           entry('256x256x768', ['4 x LSTM'], keep, (BF16,)),
-          Entry(None, ('LSTM', 'GRU'), _LAYER, directions=both),
+          Entry(None, ('LSTM', 'GRU'), _LAYER, directions=cases.DIRECTIONS[1:]),
       ],
-      timer=timing.Timer(max_sets=1),
-      default_shapes=tuple(shapes)[1:],
-      implementations=('scan', 'associative_scan', *scans, *keep),
+      _ONE_SET,
+      implementations=('scan', 'associative_scan', *scans[1:], *keep),
       measure=memory.measure,
   )
 
 
 def _newton_long() -> Suite:
-  size = lambda batch, time, units: Shape(batch, time, units, units)
+  inputs = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
   shapes = {
       'small': _SMALL,
-      '16x100000x1': size(16, 100_000, 1),
-      '16x100000x8': size(16, 100_000, 8),
+      '16x100000x1': _square(16, 100_000, 1),
+      '16x100000x8': _square(16, 100_000, 8),
       'heads_of_one': heads(256, 1, batch=8, time=4096),
-      'wide': size(1, 65536, 768),
+      'wide': _square(1, 65536, 768),
       'one_row': heads(256, 1, batch=1, time=2048),
       'eight_rows': heads(256, 1, batch=8, time=2048),
-      **{
-          f'{time}x{batch}x{features}': size(batch, time, features)
-          for batch, features in ((1, 8), (16, 8), (1, 64), (16, 64))
-          for time in (1000, 10_000, 100_000)
-      },
   }
-  inputs = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
   return Suite(
-      layers=('GRU', 'SLSTM', *inputs, 'linear_scan'),
-      shapes=shapes,
-      entries=[
+      shapes | _grid((8, 64)),
+      [
           Entry(['small'], ('GRU', *inputs, 'linear_scan'), _GATES),
           Entry(['wide'], (*inputs, 'linear_scan'), _GATES),
           Entry(['one_row', 'eight_rows'], ['SLSTM'], _GATES),
           Entry(None, ['GRU'], _GATES),
       ],
-      timer=timing.Timer(max_sets=1),
-      default_shapes=tuple(shapes)[1:7],
+      _ONE_SET,
+      default=[*shapes][1:],
   )
 
 
-def _acting() -> dict[str, Suite]:
-  scanned, steps = ('ScannedRNN', 'GRU'), ('2 x LSTM step', '2 x GRU step')
-  rollouts = {'small': _SMALL, '128x128x256': Shape(128, 128, 256, 256)}
-  loops = {
-      'small': heads(1, 16, batch=3, time=4),
-      **{f'{batch}x512': Shape(batch, 256, 512, 512) for batch in (1, 1024)},
-  }
+def _newton() -> Suite:
+  more = {'heads_of_one': heads(256, 1, batch=8, time=4096)}
+  thousand = {'thousand': Shape(2, 1000, in_features=16, features=32)}
+  return Suite(
+      {'small': _SMALL} | thousand | _grid((1, 8, 64)) | more,
+      [Entry(None, newton.LAYERS, _LAYER)],
+      _ONE_SET,
+      default=[*thousand],
+      measure=newton.measure,
+  )
+
+
+def _grid(sizes: Sequence[int]) -> dict[str, Shape]:
+  """Returns shapes by time x batch x units."""
   return {
-      'rollouts': Suite(
-          layers=scanned,
-          shapes=rollouts,
-          entries=[Entry(None, scanned, _LAYER, _BOTH)],
-          timer=timing.Timer(),
-          default_shapes=tuple(rollouts)[1:],
-          implementations=('pallas', 'scan', baselines.FLAX),
-      ),
-      'steps': Suite(
-          layers=steps,
-          shapes=loops,
-          entries=[
-              Entry(None, steps, _LAYER, _BOTH, directions=cases.DIRECTIONS[:1])
-          ],
-          timer=timing.Timer(max_sets=1),
-          default_shapes=tuple(loops)[1:],
-          implementations=('rnnzoo', baselines.FLAX),
-      ),
+      f'{time}x{batch}x{size}': _square(batch, time, size)
+      for time in (1000, 10_000, 100_000)
+      for batch in (1, 16)
+      for size in sizes
   }
 
 
+_STEPS = ('2 x LSTM step', '2 x GRU step')
 _RESETS = ('linear_scan', *problems.RESETS)
 
 SUITES: Mapping[str, Suite] = {
-    **_acting(),
-    'stacks': _stacks(),
-    'memory': _memory(),
-    'newton_long': _newton_long(),
-    'resets': Suite(
-        layers=_RESETS,
-        shapes={
-            'small': _SMALL,
-            'longest': Shape(1, 2**20, 1024, 1024),
-            'thin': Shape(16, 1024, in_features=768, features=768),
-        },
-        entries=[Entry(None, _RESETS, _GATES, (BF16,), ('pallas',))],
-        timer=timing.Timer(max_sets=1),
-        default_shapes=('longest', 'thin'),
-    ),
-    'time_devices': Suite(
-        layers=tuple(time_devices.LAYERS),
-        shapes={
-            'small': Shape(1, 64, 8, 8),
-            'longest': Shape(1, 2**20, 1024, 1024),
-        },
-        entries=[Entry(None, tuple(time_devices.LAYERS), _GATES, (BF16,))],
-        timer=timing.Timer(),
-        default_shapes=('longest',),
-        implementations=time_devices.WAYS,
-        measure=time_devices.measure,
-    ),
     'cells': Suite(
-        layers=_ALL,
-        shapes={
-            'small': _SMALL,
-            **_MNIST,
-            'long': Shape(batch=16, time=4096, in_features=64, features=256),
-        },
-        entries=[Entry(None, _ALL, each) for each in (_LAYER, _GATES)],
-        timer=timing.Timer(max_sets=1),
-        default_shapes=tuple(_MNIST),
+        {'small': _SMALL, **_MNIST, 'long': Shape(16, 4096, 64, 256)},
+        [Entry(None, _ALL, each) for each in (_LAYER, _GATES)],
+        _ONE_SET,
+        default=[*_MNIST],
     ),
-    'linear': Suite(
-        layers=(*_LINEAR, *problems.VARIANTS, 'projection'),
-        shapes={
-            'small': _SMALL,
-            'wide': Shape(8, 4096, in_features=2048, features=2048),
-            'thin': Shape(16, 1024, in_features=768, features=768),
-            'one_long': Shape(1, 65536, in_features=1024, features=1024),
-            'diagonal': Shape(32, 2048, in_features=1024, features=1024),
-        },
-        entries=[
-            Entry(['small'], _LINEAR, _GATES, _BOTH),
-            Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
-            Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
-            Entry(['diagonal'], _LINEAR[3:], _GATES, _BOTH),
-            Entry(['diagonal'], tuple(problems.VARIANTS), _GATES),
-            Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
-            Entry(None, (*_LINEAR, *problems.VARIANTS), _GATES, _BOTH),
-            Entry(None, _MINGRU, _LAYER, _BOTH),
-        ],
-        timer=timing.Timer(one_program=True),
-        default_shapes=('wide', 'thin', 'one_long', 'diagonal'),
-        checks=cases.checks('linear'),
-    ),
+    'linear': _linear(),
     'dense': _dense(),
-    'devices': Suite(
-        layers=tuple(devices.STACKS),
-        shapes={
-            'small_step': heads(1, 8, batch=2, time=12),
-            '768': heads(1, 768),
-            '12x64': heads(12, 64),
-        },
-        entries=[
-            _steps(['small_step', '768'], '2 x LSTM'),
-            _steps(['small_step', '768'], '4 x MinGRU'),
-            _steps(['small_step', '12x64'], '4 x GRU'),
-            _steps(None, *devices.STACKS),
-        ],
-        # In so many calls the launch of the first one counts little.
-        timer=timing.Timer(pace=timing.Pace(sample=0.2)),
-        default_shapes=('768', '12x64'),
-        implementations=(devices.ONE, *devices.KINDS),
+    'stacks': _stacks(),
+    'devices': _devices(),
+    'time_devices': Suite(
+        {'small': _square(1, 64, 8), **_LONGEST},
+        [Entry(None, tuple(devices.RECURRENCES), _GATES, (BF16,))],
+        implementations=(devices.ONE, devices.OVER_TIME),
         measure=devices.measure,
     ),
-    'newton': Suite(
-        layers=newton.LAYERS,
-        shapes={
-            'small': _SMALL,
-            'thousand': Shape(2, 1000, in_features=16, features=32),
-            **{
-                f'{time}x{batch}x{size}': Shape(batch, time, size, size)
-                for time in (1000, 10_000, 100_000)
-                for batch in (1, 16)
-                for size in (1, 8, 64)
-            },
-            'heads_of_one': heads(256, 1, batch=8, time=4096),
+    'resets': Suite(
+        {'small': _SMALL, **_LONGEST, 'thin': _square(16, 1024, 768)},
+        [Entry(None, _RESETS, _GATES, (BF16,), ('pallas',))],
+        _ONE_SET,
+    ),
+    'memory': _memory(),
+    'newton': _newton(),
+    'newton_long': _newton_long(),
+    'rollouts': Suite(
+        {'small': _SMALL, '128x128x256': _square(128, 128, 256)},
+        [Entry(None, ('ScannedRNN', 'GRU'), _LAYER, _BOTH)],
+        implementations=('pallas', 'scan', baselines.FLAX),
+    ),
+    'steps': Suite(
+        {
+            'small': heads(1, 16, batch=3, time=4),
+            '1x512': _square(1, 256, 512),
+            '1024x512': _square(1024, 256, 512),
         },
-        entries=[Entry(None, newton.LAYERS, _LAYER)],
-        timer=timing.Timer(max_sets=1),
-        default_shapes=('thousand',),
-        measure=newton.measure,
+        [Entry(None, _STEPS, _LAYER, _BOTH, directions=cases.DIRECTIONS[:1])],
+        _ONE_SET,
+        implementations=('rnnzoo', baselines.FLAX),
     ),
 }

@@ -3,11 +3,10 @@
 'batches' has LSTM and GRU from few rows to thousands, and FlashRNN's own
 sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
 without copying their inputs from the host. Rows of the path that `None` takes
-say how many times the time of the best path it is, and are marked where it is
-more than 5 % slower. `batches.txt` has the shapes of 'batches': first a middle,
-a large and a small batch of every number of features, so that a part of a run
-covers the range. cuDNN's line is the suite 'cudnn', by torch, with the same
-shapes of one head in float16.
+say how many times the time of the best path it is. `batches.txt` has the shapes
+of 'batches': first a middle, a large and a small batch of every number of
+features, so that a part of a run covers the range. cuDNN's line is the suite
+'cudnn', by torch, with the same shapes of one head in float16.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +41,10 @@ def measure(
   All rows have `path_of_none`. Those of that path have `choice`, a text, and
   `of_best`: its time as a multiple of the best path's.
   """
-  for rows in measurement.by_case(selected, timer, watchdog, _note):
+  for case, rows in measurement.by_case(selected, timer, watchdog):
+    path, _ = measurement.attempt(_path_of_none, case)
+    for row in rows:
+      row['path_of_none'] = path
     for direction in cases.DIRECTIONS:
       _compare([row for row in rows if row['direction'] == direction])
     yield from rows
@@ -56,30 +58,27 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
   over = [row for row in taken if row['of_best'] > _SLOWER]
   over.sort(key=lambda row: -row['of_best'])
   scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
-  share = f'by more than {_SLOWER - 1:.0%}'
-  lines = [_sentence(row) for row in over] + [
-      f'None is slower than the best path {share} in {len(over)} of'
-      f" {len(taken)} programs, and slower than 'scan' in {len(scan)}."
-  ]
-  return ''.join(f'{line}\n' for line in lines)
-
-
-def _sentence(row: dict[str, Any]) -> str:
-  """Returns what there is to say about a choice that was not the best."""
-  text = (
-      f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
-      f' {row["direction"]}: None takes {row["path_of_none"]!r},'
-      f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
-      f' {row["best_path"]!r}'
+  text = ''
+  for row in over:
+    text += (
+        f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
+        f' {row["direction"]}: None takes {row["path_of_none"]!r},'
+        f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
+        f' {row["best_path"]!r}'
+    )
+    text += '; bound by dispatch\n' if timing.by_dispatch(row) else '\n'
+  return (
+      f'{text}None is slower than the best path by more than'
+      f' {_SLOWER - 1:.0%} in {len(over)} of {len(taken)} programs, and slower'
+      f" than 'scan' in {len(scan)}.\n"
   )
-  return f'{text}; bound by dispatch' if timing.by_dispatch(row) else text
 
 
 def _compare(rows: Sequence[dict[str, Any]]) -> None:
   timed = (row for row in rows if 'ms' in row)
   times = {row['program']: row['ms'] for row in timed}
   for row in rows:
-    chosen = row.get('path_of_none')  # Not of a case that has no arrays.
+    chosen = row['path_of_none']
     if row['program'] == chosen in times:
       row['best_path'] = min(times, key=lambda name: times[name])
       row['of_best'] = times[chosen] / times[row['best_path']]
@@ -89,7 +88,7 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
       row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'
 
 
-def _note(case: cases.Case) -> dict[str, str]:
+def _path_of_none(case: cases.Case) -> str:
   """Returns the path that `None` takes here.
 
   It is timed by its name: the program is the same.
@@ -108,63 +107,55 @@ def _note(case: cases.Case) -> dict[str, str]:
 
   with choice.noted() as choices:
     jax.eval_shape(run, x)
-  return {'path_of_none': choices[-1].path}
+  return choices[-1].path
 
 
-def _suites() -> dict[str, suites.Suite]:
-  lines = pathlib.Path(__file__).with_name('batches.txt').read_text()
-  batches = dict(map(cases.parse_shape, lines.splitlines()))
-  lengths = {
-      f'{batch}x{steps}': cases.Shape(batch, steps, 64, 64)
-      for steps in (1024, 1, 16384, 16, 4096, 65536, 64, 256, 4)
-      for batch in (1, 16)
-  }
-  gated, linear, bf16 = ('LSTM', 'GRU'), ('MinGRU', 'MinLSTM'), (cases.BF16,)
-  cores = os.cpu_count() or 1
-  # 5 samples of short calls, 3 of long ones: two thousand programs are many.
-  timer = timing.Timer(
-      max_sets=2,
-      threads=cores,
-      processes=max(1, cores - 2),  # The thread that times needs one.
-      pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
-  )
-  one_head = {k: v for k, v in batches.items() if v.num_heads == 1}
-  deep = suites.SUITES['stacks'].shapes
-  return {
-      'cudnn': suites.Suite(
-          layers=peers.CUDNN,
-          shapes={**one_head, **deep},
-          entries=[
-              suites.Entry([*deep], peers.CUDNN[2:], 'with', (cases.F16,)),
-              suites.Entry(None, gated, 'with', (cases.F16,)),
-          ],
-          timer=timing.Timer(pace=timer.pace),
-          default_shapes=[*one_head],
-          implementations=('cudnn',),
-          measure=peers.measure,
-      ),
-      'batches': suites.Suite(
-          layers=gated,
-          shapes=batches,
-          entries=[suites.Entry(None, gated, 'with', bf16)],
-          timer=timer,
-          default_shapes=[*batches],
-          implementations=('pallas', 'scan'),
-          drawn=True,
-          measure=measure,
-      ),
-      'lengths': suites.Suite(
-          layers=('linear_scan', *linear),
-          shapes=lengths,
-          entries=[
-              suites.Entry(None, ['linear_scan'], 'without'),
-              suites.Entry(None, linear, 'with'),
-          ],
-          timer=dataclasses.replace(timer, max_sets=8, from_host=True),
-          default_shapes=[*lengths],
-          measure=measure,
-      ),
-  }
+# 5 samples of short calls, 3 of long ones: two thousand programs are many.
+_TIMER = timing.Timer(
+    max_sets=2,
+    threads=os.cpu_count() or 1,
+    pace=timing.Pace(sample=0.01, program=0.05, enough=0.3),
+)
+_LINES = pathlib.Path(__file__).with_name('batches.txt').read_text()
+_BATCHES = dict(map(cases.parse_shape, _LINES.splitlines()))
+_LENGTHS = {
+    f'{batch}x{steps}': cases.Shape(batch, steps, 64, 64)
+    for steps in (1024, 1, 16384, 16, 4096, 65536, 64, 256, 4)
+    for batch in (1, 16)
+}
+_ONE_HEAD = {k: v for k, v in _BATCHES.items() if v.num_heads == 1}
+_DEEP = suites.SUITES['stacks'].shapes
+_GATED = peers.CUDNN[:2]
 
-
-SUITES = _suites()
+SUITES = {
+    'cudnn': suites.Suite(
+        {**_ONE_HEAD, **_DEEP},
+        [
+            suites.Entry([*_DEEP], peers.CUDNN[2:], 'with', (cases.F16,)),
+            suites.Entry(None, _GATED, 'with', (cases.F16,)),
+        ],
+        timing.Timer(pace=_TIMER.pace),
+        [*_ONE_HEAD],
+        implementations=('cudnn',),
+        measure=peers.measure,
+    ),
+    'batches': suites.Suite(
+        _BATCHES,
+        [suites.Entry(None, _GATED, 'with', (cases.BF16,))],
+        _TIMER,
+        [*_BATCHES],
+        implementations=('pallas', 'scan'),
+        drawn=True,
+        measure=measure,
+    ),
+    'lengths': suites.Suite(
+        _LENGTHS,
+        [
+            suites.Entry(None, ['linear_scan'], 'without'),
+            suites.Entry(None, ['MinGRU', 'MinLSTM'], 'with'),
+        ],
+        dataclasses.replace(_TIMER, max_sets=8, from_host=True),
+        [*_LENGTHS],
+        measure=measure,
+    ),
+}

@@ -3,10 +3,9 @@
 Host clocks mislead in four ways. An accelerator runs while the host goes on, so
 several calls are put in flight and waited for together: one call at a time adds
 0.1 - 0.7 ms of dispatch. A machine's speed drifts, so calls that are compared
-take turns: every repeat times each once. Arrays that fit a cache of 50 MB are
-read faster than memory allows, so calls work on several sets of inputs, which
-are larger in all than any cache. And a call of 20 µs is shorter than its own
-dispatch, so one program may do all sets, one after the other.
+take turns. Arrays that fit a cache of 50 MB are read faster than memory allows,
+so calls work on several sets of inputs. And a call of 20 µs is shorter than its
+own dispatch, so one program may do all sets, one after the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,14 +45,13 @@ _LONG = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """How long programs are timed.
+  """How many seconds programs are timed.
 
   Attributes:
-    sample: a sample lasts about so many seconds, where MAX_CALLS calls can fill
-      it.
-    program: all samples of a program on an accelerator take about so many, but
-      there are three at least.
-    enough: a call of so many is sampled once.
+    sample: length of a sample, where MAX_CALLS calls can fill it.
+    program: length of all samples of a program on an accelerator, but there are
+      three at least.
+    enough: length of a call that is sampled once.
   """
 
   sample: float = 0.02
@@ -72,9 +70,7 @@ class Timer:
       shorter than their dispatch.
     from_host: whether calls that copy sequences from the host are timed too.
     threads: that compile; if several, seconds of compilation mean little.
-    processes: that trace and lower; 0 to do it here. With some, all of a round
-      of cases is compiled before the first is timed.
-    until: `time.monotonic()` at which no round is begun.
+    pace: length of samples.
   """
 
   repeats: int = 0
@@ -82,8 +78,6 @@ class Timer:
   one_program: bool = False
   from_host: bool = False
   threads: int = 1
-  processes: int = 0
-  until: float = math.inf
   pace: Pace = Pace()
 
 
@@ -136,14 +130,16 @@ def lower(
     seconds = traced + time.perf_counter() - start
     found = call.memory_analysis()
     memory = {
-        'mib': _mib(found, 'temp_size_in_bytes'),
-        'argument_mib': _mib(found, 'argument_size_in_bytes'),
-        'output_mib': _mib(found, 'output_size_in_bytes'),
-        'peak_mib': _mib(found, 'peak_memory_in_bytes'),
+        key: _mib(found, f'{name}_size_in_bytes')
+        for key, name in _MEMORY.items()
     }
+    memory['peak_mib'] = _mib(found, 'peak_memory_in_bytes')
     return Program(call, seconds, memory)
 
   return finish
+
+
+_MEMORY = {'mib': 'temp', 'argument_mib': 'argument', 'output_mib': 'output'}
 
 
 def _mib(analysis: Any, name: str) -> float | None:
@@ -175,7 +171,7 @@ def interleave(
     return _seconds(calls[index], count)[1]
 
   samples: list[list[float]] = [[] for _ in calls]
-  rounds, counts = [], []
+  counts, turns = [], []
   for index in range(len(calls)):
     seconds = sample(index, 1)
     count = max(1, min(MAX_CALLS, round(pace.sample / seconds)))
@@ -187,10 +183,10 @@ def interleave(
         samples[index].append(1e3 * seconds)
         few = 0
     counts.append(count)
-    rounds.append(few)
+    turns.append(few)
   for turn in range(repeats):
     for index, count in enumerate(counts):
-      if turn < rounds[index]:
+      if turn < turns[index]:
         samples[index].append(1e3 * sample(index, count))
   times = []
   for own, count in zip(samples, counts, strict=True):
@@ -242,10 +238,9 @@ def measure(
   times = interleave(calls, timer.repeats, before, timer.pace)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
   if timer.from_host:
-    host = {k: np.asarray(v) for k, v in _sequences(arguments).items()}
-    copied = [_from_host(call, arguments, host) for _, call in programs]
-    times = interleave(copied, timer.repeats, before, timer.pace)
-    for row, each in zip(rows, times, strict=True):
+    copied = [_from_host(call, arguments) for _, call in programs]
+    with_copy = interleave(copied, timer.repeats, before, timer.pace)
+    for row, each in zip(rows, with_copy, strict=True):
       row['with_copy_ms'] = each.ms
   for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu' and times[index].ms < 100:
@@ -271,30 +266,26 @@ def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   if jax.default_backend() != 'cpu':
     own = sum(x.nbytes for x in jax.tree.leaves(arguments[0]))
     count = max(2, math.ceil(SET_BYTES / own))
-  count = min(max_sets, count)
   arrays, weights = arguments
-
-  def later(steps: int):
+  sets = [arguments]
+  for steps in range(1, min(max_sets, count)):
     shifted = functools.partial(problems.later, steps=steps)
-    inputs = {k: shifted(v) for k, v in _sequences(arguments).items()}
-    return {**arrays, **inputs}, jax.tree.map(shifted, weights)
+    inputs = {k: shifted(v) for k, v in _sequences(arrays).items()}
+    sets.append((arrays | inputs, jax.tree.map(shifted, weights)))
+  return jax.block_until_ready(sets)
 
-  return jax.block_until_ready([arguments, *map(later, range(1, count))])
 
-
-def _sequences(arguments: tuple[Any, Any]) -> dict[str, jax.Array]:
-  names = problems.SEQUENCES
-  return {k: v for k, v in arguments[0].items() if k in names}
+def _sequences(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+  return {k: v for k, v in arrays.items() if k in problems.SEQUENCES}
 
 
 def _from_host(
-    call: Callable[..., Any],
-    arguments: tuple[Any, Any],
-    host: dict[str, np.ndarray],
+    call: Callable[..., Any], arguments: tuple[Any, Any]
 ) -> Callable[[], Any]:
   """Returns a call that copies its sequences from the host."""
   arrays, weights = arguments
-  return lambda: call({**arrays, **jax.device_put(host)}, weights)
+  host = {k: np.asarray(v) for k, v in _sequences(arrays).items()}
+  return lambda: call(arrays | jax.device_put(host), weights)
 
 
 def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
@@ -311,9 +302,6 @@ def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
   return results
 
 
-# The machine that a benchmark runs on: its description, and its bandwidth.
-
-
 _PACKAGES = ('jax', 'jaxlib', 'flax')
 
 
@@ -322,6 +310,9 @@ def environment() -> dict[str, Any]:
   device = jax.devices()[0]
   kind = device.device_kind if device.platform != 'cpu' else _processor()
   affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
+  plugins = ('jax-cuda12-plugin', 'jax-cuda13-plugin')  # The CUDA of jax.
+  found = {each.name: each.version for each in metadata.distributions()}
+  versions = {k: found[k] for k in (*_PACKAGES, *plugins) if k in found}
   return {
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       'device': {
@@ -332,28 +323,17 @@ def environment() -> dict[str, Any]:
       'host_cores': len(affinity(0)) if affinity else os.cpu_count(),
       # Well above zero before the run, and the machine was shared.
       'load_average': os.getloadavg()[0],
-      'versions': {
-          **{name: metadata.version(name) for name in _PACKAGES},
-          'python': platform.python_version(),
-          # Which CUDA jax has been installed for.
-          **{
-              found.name: found.version
-              for found in metadata.distributions()
-              if found.name in ('jax-cuda12-plugin', 'jax-cuda13-plugin')
-          },
-      },
+      'versions': versions | {'python': platform.python_version()},
       'xla_flags': os.environ.get('XLA_FLAGS', ''),
       'commit': commit(),
   }
 
 
 def _processor() -> str:
-  try:
-    text = pathlib.Path('/proc/cpuinfo').read_text()
-  except OSError:
-    text = ''
+  file = pathlib.Path('/proc/cpuinfo')  # Linux only.
+  text = file.read_text() if file.exists() else ''
   found = re.search('model name\\s*: (.*)', text)
-  return found[1] if found else platform.processor() or platform.machine()
+  return found[1] if found else platform.machine()
 
 
 def commit() -> str | None:
@@ -373,22 +353,24 @@ def commit() -> str | None:
 def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
   """Measures the bytes that a large copy reads and writes per second.
 
+  Args:
+    repeats: samples of each copy.
+    theirs: gigabytes a second of torch's copy_, which is cudaMemcpy; or None.
+
   Returns:
     `gb_per_s`, the largest one; `jax_gb_per_s`, of a copy or of x + 1 in place
     by XLA (on a CPU a large new array costs page faults that take longer than
-    the copy); `torch_gb_per_s`, theirs, of torch's copy_, which is cudaMemcpy,
-    or None; `array_bytes`, the size of the array.
+    the copy); `torch_gb_per_s`; and `array_bytes`, the size of the array.
   """
   size = 2**24 if jax.default_backend() == 'cpu' else 2**28
   x = jnp.ones((size,), jnp.float32)
   copy = build(jnp.copy, x).call
   increment = jax.jit(lambda x: x + 1, donate_argnums=0)
-  current = jnp.copy(x)
+  current = [jnp.copy(x)]
 
   def in_place():
-    nonlocal current
-    current = increment(current)
-    return current
+    current.append(increment(current.pop()))
+    return current[0]
 
   times = interleave([lambda: copy(x), in_place], repeats)
   ours = 2 * x.nbytes / min(t.ms for t in times) / 1e6
@@ -400,31 +382,24 @@ def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
   }
 
 
-# Ends a program that hangs, with a message.
-#
-# A kernel whose blocks wait for each other may wait for ever, and nothing in
-# the process can stop it. So a thread watches the clock.
-
-
+# The exit code of a program that hangs.
 EXIT_CODE = 3
 
-# The thread needs the interpreter's lock. If the work that hangs holds it, the
+# A thread needs the interpreter's lock. If the work that hangs holds it, the
 # process ends after so many seconds more, with a trace instead of a message.
 GRACE_S = 15
 
 
 class Watchdog:
-  """Watches one piece of work after the other.
+  """Ends the process if a piece of work does not end.
 
-  Args:
-    seconds: how long each piece may take.
-    save: called before the process ends, with the work that hung and the reason
-      to state; keeps the results so far.
+  A kernel whose blocks wait for each other may wait for ever, and nothing in
+  the process can stop it, so a thread watches the clock.
   """
 
-  def __init__(self, seconds: float, save: Callable[[str, str], None]):
+  def __init__(self, seconds: float):
+    """Creates it; each piece of work may take so many seconds."""
     self.seconds = seconds
-    self._save = save
     self._timer = threading.Timer(seconds, self._end)
 
   @contextlib.contextmanager
@@ -452,13 +427,11 @@ class Watchdog:
     faulthandler.cancel_dump_traceback_later()
 
   def _end(self, work: str) -> None:
-    reason = f'did not end within {self.seconds:g} s'
-    try:
-      text = (
-          f'rnnzoo.benchmark: {work}: {reason}; giving up. --timeout allows'
-          ' more, and --shape and --layers take less work.'
-      )
-      print(text, file=sys.stderr, flush=True)
-      self._save(work, reason)
-    finally:
-      os._exit(EXIT_CODE)
+    print(
+        f'rnnzoo.benchmark: {work}: did not end within {self.seconds:g} s;'
+        ' giving up. --timeout allows more, and --shape and --layers take less'
+        ' work.',
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(EXIT_CODE)

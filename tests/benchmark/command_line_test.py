@@ -32,7 +32,7 @@ class CommandLineTest(absltest.TestCase):
     folder = pathlib.Path(self.create_tempdir().full_path)
     (folder / 'file').touch()
     for path, expected in (
-        (folder, 'is a directory'),
+        (folder, 'Is a directory'),
         (folder / 'file' / 'out.json', 'would work'),
         ('/proc/no/out.json', 'would work'),
     ):
