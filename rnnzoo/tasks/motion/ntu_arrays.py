@@ -54,16 +54,6 @@ def write_index(
   os.replace(partial, directory / INDEX)
 
 
-def read_source(directory: pathlib.Path) -> str | None:
-  """Returns the source of a converted folder, or None if it holds nothing.
-
-  Raises:
-    ValueError: the index is damaged.
-  """
-  path = directory / INDEX
-  return _read_index(path)['source'] if path.is_file() else None
-
-
 def read(directory: str | os.PathLike[str]) -> Recordings:
   """Returns the recordings of a folder; their frames stay on the disk.
 
@@ -88,7 +78,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
           f'{directory} has no {name}; python -m'
           ' rnnzoo.tasks.motion.ntu_conversion makes it from .skeleton files'
       )
-  index = _read_index(directory / INDEX)
+  index = read_index(directory)
   frames = _read_frames(directory / FRAMES, sum(index['lengths']))
   try:
     names = [ntu_files.parse_name(name) for name in index['names']]
@@ -102,7 +92,13 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
   return Recordings(names, parts)
 
 
-def _read_index(path: pathlib.Path) -> dict:
+def read_index(directory: pathlib.Path) -> dict:
+  """Returns the index of a folder: 'source', 'names' and 'lengths'.
+
+  Raises:
+    ValueError: the index is damaged.
+  """
+  path = directory / INDEX
   try:
     index = json.loads(path.read_text(encoding='utf-8'))
     whole = (

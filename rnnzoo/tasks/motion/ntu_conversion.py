@@ -13,7 +13,7 @@ is written last, so a conversion that was killed starts anew.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import process
 import contextlib
@@ -91,8 +91,8 @@ def convert(
       )
   source, destination = map(fields.expand, (source, destination))
   _check_destination(destination)
-  found = ntu_search.find(source)
-  digest = ntu_search.digest(source, found.paths)
+  paths, repeated = ntu_search.find(source)
+  digest = ntu_search.digest(source, paths)
   try:
     destination.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -100,24 +100,26 @@ def convert(
         f'the destination {destination} cannot be made: {error.strerror}'
     ) from error
   with _locked(destination):
-    with _mended_by_hand(destination):
-      before = ntu_arrays.read_source(destination)
-    if before not in (None, digest):
-      raise ValueError(
-          f'{destination} holds what other files were converted to, or the same'
-          ' before they or this program changed; name another folder'
-      )
-    if before is None:
-      _write(source, found, destination, digest, num_processes)
-    with _mended_by_hand(destination):
+    num_read = 0
+    if not (destination / ntu_arrays.INDEX).is_file():
+      num_read = len(paths)
+      _write(destination, digest, source, paths, repeated, num_processes)
+    try:
+      before = ntu_arrays.read_index(destination)['source']
       recordings = ntu_arrays.read(destination)
-      return Result(
-          len(recordings.names),
-          sum(map(len, recordings.frames)),
-          _listed(destination / SKIPPED),
-          _listed(destination / LEFT_OUT),
-          0 if before else len(found.paths),
-      )
+      lists = _listed(destination / SKIPPED), _listed(destination / LEFT_OUT)
+    except (FileNotFoundError, ValueError) as error:
+      raise ValueError(
+          f'{destination} holds a conversion that is not whole: {error}. Remove'
+          f' {destination / ntu_arrays.INDEX} and start the conversion again'
+      ) from error
+  if before != digest:
+    raise ValueError(
+        f'{destination} holds what other files were converted to, or the same'
+        ' before they or this program changed; name another folder'
+    )
+  num_frames = sum(map(len, recordings.frames))
+  return Result(len(recordings.names), num_frames, *lists, num_read)
 
 
 def _check_destination(destination: pathlib.Path) -> None:
@@ -157,21 +159,9 @@ def _locked(destination: pathlib.Path) -> Iterator[None]:
     os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _mended_by_hand(destination: pathlib.Path) -> Iterator[None]:
-  """Adds to errors how to make the folder whole."""
-  try:
-    yield
-  except (FileNotFoundError, ValueError) as error:
-    raise ValueError(
-        f'{destination} holds a conversion that is not whole: {error}. Remove'
-        f' {destination / ntu_arrays.INDEX} and start the conversion again'
-    ) from error
-
-
 def _read_all(
     paths: Sequence[pathlib.Path], num_processes: int | None
-) -> Iterator[tuple[np.ndarray | None, str]]:
+) -> Generator[tuple[np.ndarray | None, str], None, None]:
   """Returns the result of `_read` for each file, in order."""
   if num_processes == 0:
     yield from map(_read, paths)
@@ -214,24 +204,25 @@ def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
 
 
 def _write(
-    source: pathlib.Path,
-    found: ntu_search.Found,
     destination: pathlib.Path,
     digest: str,
+    source: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    repeated: ntu_search.Reasons,
     num_processes: int | None,
 ) -> None:
   """Writes the frames of all files, both lists and the index."""
   names: list[str] = []
   lengths: list[int] = []
-  lists: dict[str, list[tuple[pathlib.Path, str]]] = {SKIPPED: [], LEFT_OUT: []}
+  lists: dict[str, ntu_search.Reasons] = {SKIPPED: [], LEFT_OUT: []}
   partial = destination / (ntu_arrays.FRAMES + '.part')
   bar = tqdm.tqdm(
-      found.paths,
+      paths,
       unit='file',
       dynamic_ncols=True,
       disable=not sys.stderr.isatty(),
   )
-  results = _read_all(found.paths, num_processes)
+  results = _read_all(paths, num_processes)
   with partial.open('wb') as file, bar, contextlib.closing(results):
     _write_header(file, 0)
     for path, (frames, text) in zip(bar, results, strict=True):
@@ -245,14 +236,14 @@ def _write(
     _write_header(file, sum(lengths))
     file.flush()
     os.fsync(file.fileno())
-  lists[SKIPPED] += found.repeated
+  lists[SKIPPED] += repeated
   for name, entries in lists.items():
     lines = (_line(path.relative_to(source), text) for path, text in entries)
     (destination / name).write_text(''.join(lines), encoding='utf-8')
   if not names:
     partial.unlink()
     raise ValueError(
-        f'none of {len(found.paths)} files could be converted; see'
+        f'none of {len(paths)} files could be converted; see'
         f' {destination / SKIPPED}'
     )
   os.replace(partial, destination / ntu_arrays.FRAMES)
@@ -297,8 +288,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ' this one',
   )
   given = parser.parse_args(arguments)
-  if given.num_processes is not None and given.num_processes < 0:
-    parser.error('--num_processes must be 0 or more')
   start = time.monotonic()
   try:
     result = convert(given.source, given.destination, given.num_processes)

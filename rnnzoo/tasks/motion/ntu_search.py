@@ -9,27 +9,19 @@ from collections.abc import Sequence
 import hashlib
 import os
 import pathlib
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-# (path, reason) pairs of links and folders.
-_Repeated = list[tuple[pathlib.Path, str]]
-
-
-class Found(NamedTuple):
-  """The results of a search.
-
-  Attributes:
-    paths: files in the order of their names, no two of one name.
-    repeated: (path, reason) of links to nothing, folders that another path
-      leads to as well, and other paths of a file.
-  """
-
-  paths: list[pathlib.Path]
-  repeated: _Repeated
+# (path, reason) of links, files and folders that are not searched.
+Reasons = list[tuple[pathlib.Path, str]]
 
 
-def find(source: pathlib.Path) -> Found:
-  """Returns the `.skeleton` files of a folder.
+def find(source: pathlib.Path) -> tuple[list[pathlib.Path], Reasons]:
+  """Returns the `.skeleton` files of a folder, and what is there twice.
+
+  Returns:
+    The files in the order of their names, no two of one name; and links to
+    nothing, folders that another path leads to as well, and other paths of a
+    file.
 
   Raises:
     FileNotFoundError: there is no such folder, or no such file in it.
@@ -69,13 +61,13 @@ def find(source: pathlib.Path) -> Found:
         f'{pairs[0][0]} and {pairs[0][1]} have one name'
         f'{more if len(pairs) > 1 else ""}; leave one of them'
     )
-  return Found(list(known.values()), repeated)
+  return list(known.values()), repeated
 
 
-def _walk(source: pathlib.Path) -> tuple[list[pathlib.Path], _Repeated]:
+def _walk(source: pathlib.Path) -> tuple[list[pathlib.Path], Reasons]:
   """Returns the files of all folders, and links to nothing or nothing new."""
   files: list[pathlib.Path] = []
-  repeated: _Repeated = []
+  repeated: Reasons = []
   known: dict[tuple[int, int], pathlib.Path] = {}
   # Links to folders are added while folders are searched.
   roots = [source]

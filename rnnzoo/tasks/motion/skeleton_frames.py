@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+Array = jax.Array | np.ndarray
+
 CENTRES = ('sequence', 'frame', 'body', 'none')
 
 # The middle of the spine, among joints counted from 0.
@@ -97,7 +99,7 @@ def offsets(
   return np.random.default_rng(data.sampling_seed).random(shape, np.float32)
 
 
-def sample(frames: jax.Array, length: jax.Array, where: jax.Array) -> jax.Array:
+def sample(frames: Array, length: Array, where: Array) -> jax.Array:
   """Returns one frame of each segment, [B, S, T, 2, 25, 3].
 
   Segment t of a recording of n frames is from t n / T to (t + 1) n / T. With

@@ -171,11 +171,6 @@ class SkeletonActions(protocol.Classification):
     return splits
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the classifier that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, IN_FEATURES, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
@@ -187,16 +182,12 @@ class SkeletonActions(protocol.Classification):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    Args:
-      model: one of `build_model`.
-      examples: rows of one of the `splits`, with 'offsets' in evaluation.
-      rngs: the source of sampling, augmentation and dropout masks in training,
-        None in evaluation.
+    In training `rngs` is the source of samplings and augmentation as well as of
+    dropout masks; in evaluation `examples` have 'offsets'.
     """
     labels = examples['label']
     if rngs is not None:
-      inputs = self._augmented(examples['frames'], examples['length'], rngs)
-      logits = model(inputs, rngs=rngs)
+      logits = model(self._augmented(examples, rngs), rngs=rngs)
       result = protocol.evaluation(logits, labels, self.label_smoothing)
       hits = result.scores['accuracy']
       return result._replace(
@@ -234,12 +225,7 @@ class SkeletonActions(protocol.Classification):
   def predict(
       self, model: nnx.Module, inputs: Mapping[str, jax.Array]
   ) -> jax.Array:
-    """Returns classes, counted from 0, int32 [B].
-
-    Args:
-      model: a trained one.
-      inputs: 'frames', 'length' and 'offsets' as `check_inputs` returns them.
-    """
+    """Returns classes, counted from 0, int32 [B], of checked inputs."""
     logits = self._logits(model, inputs)
     return jnp.argmax(jnp.mean(logits, axis=1), axis=-1).astype(jnp.int32)
 
@@ -248,12 +234,8 @@ class SkeletonActions(protocol.Classification):
   ) -> Iterator[str]:
     """Returns the name of a class for each line, the path of a file.
 
-    Args:
-      model: a trained one.
-      lines: paths of `.skeleton` files.
-
     Raises:
-      ValueError: a line is empty, or a file is not whole.
+      ValueError: a line is empty, or a file is damaged.
       OSError: a file cannot be read.
     """
     graphdef, state = nnx.split(model)
@@ -274,22 +256,22 @@ class SkeletonActions(protocol.Classification):
       )
       yield self.class_names[int(predict(state, inputs)[0])]
 
-  def _augmented(self, frames, length, rngs) -> jax.Array:
+  def _augmented(
+      self, examples: protocol.Examples, rngs: nnx.Rngs
+  ) -> jax.Array:
     """Returns one random sampling of each recording, [B, T, 150]."""
-    data = self._data
+    data, frames = self._data, examples['frames']
     shape = (len(frames), 1, data.num_steps)
     where = jax.random.uniform(rngs.dropout(), shape)
-    x = skeleton_frames.sample(frames, length, where)[:, 0]
+    x = skeleton_frames.sample(frames, examples['length'], where)[:, 0]
     x = x.astype(jnp.float32)
     if data.rotation or data.scale:
       x = skeleton_frames.turn_and_scale(
           x, rngs.dropout(), data.rotation, data.scale
       )
-    return x.reshape(len(frames), data.num_steps, IN_FEATURES)
+    return x.reshape(*shape[::2], IN_FEATURES)
 
-  def _logits(
-      self, model: nnx.Module, inputs: Mapping[str, jax.Array]
-  ) -> jax.Array:
+  def _logits(self, model: nnx.Module, inputs: protocol.Examples) -> jax.Array:
     """Returns the logits of all samplings, float32 [B, S, classes]."""
     where = inputs['offsets']
     x = skeleton_frames.sample(inputs['frames'], inputs['length'], where)
@@ -314,12 +296,9 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
   )
   if data.missing_list:
     missing = ntu_splits.read_missing(data.missing_list)
-    kept = [
-        index
-        for index, name in enumerate(recordings.names)
-        if name.text() not in missing
-    ]
     total = len(recordings.names)
+    names = [name.text() for name in recordings.names]
+    kept = [n for n in range(total) if names[n] not in missing]
     print(
         f'data: {total - len(kept)} of the {len(missing)} recordings of'
         f' {data.missing_list} were there, and are left out',
@@ -333,8 +312,8 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
           ' the data set publish'
       )
     recordings = ntu_arrays.Recordings(
-        [recordings.names[index] for index in kept],
-        [recordings.frames[index] for index in kept],
+        [recordings.names[n] for n in kept],
+        [recordings.frames[n] for n in kept],
     )
   published = ntu_splits.DATASETS[data.source]
   expected = published.files - published.missing
