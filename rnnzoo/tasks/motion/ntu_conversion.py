@@ -49,11 +49,12 @@ class Result(NamedTuple):
   """The outcome of a conversion.
 
   Attributes:
-    num_converted: recordings that the destination holds.
-    num_frames: frames of all of them.
-    skipped: (file, reason) of all others.
+    num_converted: number of recordings in the destination.
+    num_frames: number of their frames.
+    skipped: (file, reason) of each file or link that is not converted.
     left_out: (file, how many frames and persons) of files converted in part.
-    num_read: files that this call read; 0 if all was converted before.
+    num_read: number of files that this call read; 0 if an earlier call
+      converted them.
   """
 
   num_converted: int
@@ -72,9 +73,9 @@ def convert(
 
   Args:
     source: the folder. Links in it are followed.
-    destination: another one, which is made.
-    num_processes: how many read files; None for one a core, 0 for none beside
-      this one.
+    destination: the folder of the result, which is made.
+    num_processes: number of processes that read files; None for one a core, 0
+      for none beside this one.
 
   Raises:
     FileNotFoundError: there is no such source, or no `.skeleton` file in it.

@@ -115,7 +115,7 @@ def generate(
   Args:
     num_subjects: number of persons. Each has its own setup of cameras.
     num_replications: number of times that each person makes each motion.
-    seed: of all random numbers.
+    seed: seed of all random numbers.
   """
   rng = np.random.RandomState(seed)
   names = [

@@ -30,7 +30,7 @@ class Dataset(NamedTuple):
     files: number of recordings.
     missing: length of the authors' list of recordings whose skeletons are
       missing or incomplete.
-    protocols: those that its authors define.
+    protocols: names of the protocols that its authors define.
   """
 
   classes: int
@@ -46,7 +46,7 @@ DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
     }
 )
 
-# Those up to 40 are the 20 of NTU RGB+D 60.
+# The 20 subjects up to number 40 train in NTU RGB+D 60 as well.
 TRAINING_SUBJECTS = frozenset(
     (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)
     + (45, 46, 47, 49, 50, 52, 53, 54, 55, 56, 57, 58, 59, 70, 74, 78, 80, 81)

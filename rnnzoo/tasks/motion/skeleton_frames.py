@@ -127,7 +127,7 @@ def turn_and_scale(
 
   Args:
     x: [B, ..., 3].
-    key: of the random numbers.
+    key: key of the random numbers.
     degrees: the greatest angle, to either side, about each of x, y and z.
     scale: the greatest change of size: 0.1 for factors from 0.9 to 1.1.
   """
@@ -153,7 +153,7 @@ def _rotation(angles: jax.Array) -> jax.Array:
   """Returns matrices [B, 3, 3] that turn about x, then y, then z.
 
   Args:
-    angles: in radians, [B, 3].
+    angles: angles in radians, [B, 3].
   """
   cos, sin = jnp.cos(angles).T, jnp.sin(angles).T
   zero, one = jnp.zeros_like(cos[0]), jnp.ones_like(cos[0])

@@ -45,7 +45,7 @@ def read(
 
   Args:
     paths: one file or B files, whose names may be any.
-    config: of the run, as `training.load` returns it.
+    config: the run's config, as `training.load` returns it.
 
   Raises:
     ValueError: a file is damaged, or a folder, or no path; there are none; or
@@ -81,7 +81,7 @@ def prepare(
   Args:
     recordings: B arrays [frames, 2, 25, 3], each of as many frames as it has:
       x, y, z in metres; the main body first, and zeros where a body is absent.
-    config: of the run, as `training.load` returns it.
+    config: the run's config, as `training.load` returns it.
 
   Returns:
     'frames' [B, L, 2, 25, 3], padded by zeros, thinned out and centred as
