@@ -106,21 +106,24 @@ def convert(
       num_read = len(paths)
       _write(destination, digest, source, paths, repeated, num_processes)
     try:
-      before = ntu_arrays.read_index(destination)['source']
-      recordings = ntu_arrays.read(destination)
-      lists = _listed(destination / SKIPPED), _listed(destination / LEFT_OUT)
+      if ntu_arrays.read_index(destination)['source'] == digest:
+        recordings = ntu_arrays.read(destination)
+        return Result(
+            len(recordings.names),
+            sum(map(len, recordings.frames)),
+            _listed(destination / SKIPPED),
+            _listed(destination / LEFT_OUT),
+            num_read,
+        )
     except (FileNotFoundError, ValueError) as error:
       raise ValueError(
           f'{destination} holds a conversion that is not whole: {error}. Remove'
           f' {destination / ntu_arrays.INDEX} and start the conversion again'
       ) from error
-  if before != digest:
-    raise ValueError(
-        f'{destination} holds what other files were converted to, or the same'
-        ' before they or this program changed; name another folder'
-    )
-  num_frames = sum(map(len, recordings.frames))
-  return Result(len(recordings.names), num_frames, *lists, num_read)
+  raise ValueError(
+      f'{destination} holds what other files were converted to, or the same'
+      ' before they or this program changed; name another folder'
+  )
 
 
 def _check_destination(destination: pathlib.Path) -> None:
