@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (41740, 177),
+    'rnnzoo': (41739, 177),
     'rnnzoo/benchmark': (4750, 21),
     'rnnzoo/cells': (1900, 12),
     'rnnzoo/command': (800, 4),

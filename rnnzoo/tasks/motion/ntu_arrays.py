@@ -44,9 +44,9 @@ def write_index(
 
   Args:
     directory: folder of both files.
-    names: names of the recordings, without endings.
+    names: names without endings.
     lengths: number of frames of each recording.
-    source: digest of the converted files, to tell conversions apart.
+    source: digest of the converted files.
   """
   content = {'source': source, 'names': names, 'lengths': lengths}
   partial = directory / (INDEX + '.part')

@@ -334,8 +334,7 @@ def _print_result(
   if result.left_out:
     print(
         f'{len(result.left_out):,} files are converted in part; how many frames'
-        ' and persons are left out of each is in'
-        f' {destination / LEFT_OUT}'
+        f' and persons are left out of each is in {destination / LEFT_OUT}'
     )
   if result.skipped:
     print(

@@ -84,8 +84,7 @@ class SkeletonActions(protocol.Classification):
     """Reads the data.
 
     Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_skeletons.py`.
+      config: a config as in `configs/base_skeletons.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or data are damaged.
