@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (41000, 172),
+    'rnnzoo': (40900, 175),
     'rnnzoo/benchmark': (3750, 19),
     'rnnzoo/cells': (1900, 12),
     'rnnzoo/command': (800, 4),
@@ -22,14 +22,14 @@ PLACES = {
     'rnnzoo/inspect': (650, 3),
     'rnnzoo/layers': (3400, 11),
     'rnnzoo/models': (1450, 5),
-    'rnnzoo/tasks': (10950, 48),
+    'rnnzoo/tasks': (10690, 51),
     'rnnzoo/training': (5800, 20),
     'pallas_kernels': (15900, 61),
     'pallas_kernels/dense': (5350, 15),
     'pallas_kernels/mosaic': (2100, 13),
     'pallas_kernels/streaming': (2400, 8),
     'pallas_kernels/tiled': (4350, 16),
-    'tests': (38700, 167),
+    'tests': (38850, 170),
     'benchmarks': (2650, 13),
 }
 

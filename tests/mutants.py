@@ -499,7 +499,7 @@ MUTANTS = (
         ),
     ),
     *_all(
-        'rnnzoo/tasks/motion/skeleton_inputs.py',
+        'rnnzoo/tasks/motion/skeleton_frames.py',
         'tests/tasks/skeletons_test.py',
         (
             'product(about_z, product(about_y, about_x))',
@@ -512,6 +512,10 @@ MUTANTS = (
         'rnnzoo/tasks/motion/ntu_files.py',
         'tests/tasks/ntu_files_test.py',
         ('if any(joints):', 'if joints:', 'rejects_absent'),
+    ),
+    *_all(
+        'rnnzoo/tasks/motion/ntu_tracks.py',
+        'tests/tasks/ntu_tracks_test.py',
         (
             'seen = body.joints.any(axis=(1, 2))',
             'seen = np.ones(len(body.frames), bool)',
@@ -519,7 +523,7 @@ MUTANTS = (
         ),
         ('or _are_apart(persons[i], persons[j])', '', 'new_ids'),
         (' and not stays:', ':', 'change_persons'),
-        ('in sorted(links)', 'in links', 'new_ids'),
+        ('in sorted(_links(shown))', 'in _links(shown)', 'new_ids'),
     ),
     *_all(
         'rnnzoo/tasks/protocol.py',

@@ -1,4 +1,4 @@
-"""From `.skeleton` files to one array: damage, kills, repetition."""
+"""From `.skeleton` files to one array: damage, interruption, repetition."""
 
 import contextlib
 import errno
@@ -7,9 +7,6 @@ import io
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -18,29 +15,9 @@ import numpy as np
 import pytest
 
 from rnnzoo.tasks.motion import ntu_arrays
-from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_motions
 from tests.testing import skeleton_files
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# Converts a folder and is killed, as nothing can be caught, at a block.
-KILLED = """
-import os, signal, sys
-from rnnzoo.tasks.motion import ntu_blocks
-from rnnzoo.tasks.motion import ntu_conversion
-
-write = ntu_blocks.convert
-
-def write_or_die(source, paths, block):
-  if block.name == '24.npz':
-    os.kill(os.getpid(), signal.SIGKILL)
-  return write(source, paths, block)
-
-ntu_blocks.convert = write_or_die
-ntu_conversion.convert(*sys.argv[1:], num_processes=0, block_files=8)
-"""
 
 
 class ConversionTest(parameterized.TestCase):
@@ -52,7 +29,7 @@ class ConversionTest(parameterized.TestCase):
     self.recordings = ntu_motions.generate(2, 1)
 
   def convert(self, **options):
-    options = {'num_processes': 0, 'block_files': 8} | options
+    options = {'num_processes': 0} | options
     return ntu_conversion.convert(self.source, self.destination, **options)
 
   def assert_same(self, paths):
@@ -66,8 +43,8 @@ class ConversionTest(parameterized.TestCase):
         sorted(path.stem for path in paths),
     )
     for index, name in enumerate(converted.names):
-      want = self.recordings.of(by_name[name.text()])
-      found = converted.of(index)
+      want = self.recordings.frames[by_name[name.text()]]
+      found = converted.frames[index]
       self.assertLen(found, len(want))
       # Which of two bodies is the main one, is not known before.
       flipped = want[:, ::-1]
@@ -97,15 +74,6 @@ class ConversionTest(parameterized.TestCase):
     )
     again = self.convert()
     self.assertEqual(again, result._replace(num_read=0))
-
-  def test_files_of_somebody_else_stay(self):
-    skeleton_files.write_files(self.source, self.recordings, range(3))
-    mine = self.destination / 'blocks' / 'mine' / 'notes.txt'
-    mine.parent.mkdir(parents=True)
-    mine.write_text('keep')
-    self.convert()
-    self.assertEqual(mine.read_text(), 'keep')
-    self.assertLen(list((self.destination / 'blocks').iterdir()), 1)
 
   def test_files_with_names_of_any_bytes_are_listed(self):
     paths = skeleton_files.write_files(self.source, self.recordings, range(3))
@@ -167,48 +135,21 @@ class ConversionTest(parameterized.TestCase):
         [tuple(x.split('\t')) for x in lines], list(result.skipped)
     )
 
-  def test_goes_on_after_an_interruption(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
-    convert_block = ntu_blocks.convert
+  def test_starts_anew_after_an_interruption(self):
+    paths = skeleton_files.write_files(self.source, self.recordings, range(9))
+    read = ntu_conversion._read
 
-    def until_24(source, files, block):
-      if block.stem == '24':
+    def until_fifth(path):
+      if path == paths[4]:
         raise KeyboardInterrupt
-      return convert_block(source, files, block)
+      return read(path)
 
-    with mock.patch.object(ntu_blocks, 'convert', until_24):
+    with mock.patch.object(ntu_conversion, '_read', until_fifth):
       with self.assertRaises(KeyboardInterrupt):
         self.convert()
-    result = self.convert()
-    self.assertEqual((result.num_converted, result.num_read), (40, 16))
-    self.assert_same(paths)
-
-  @pytest.mark.slow
-  def test_goes_on_after_a_kill(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
-    killed = subprocess.run(
-        [sys.executable, '-c', KILLED, self.source, self.destination],
-        cwd=ROOT,
-        env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
-        check=False,
-    )
-    self.assertEqual(killed.returncode, -signal.SIGKILL)
     with self.assertRaisesRegex(FileNotFoundError, 'index.json'):
       ntu_arrays.read(self.destination)
-    result = self.convert()
-    self.assertEqual((result.num_converted, result.num_read), (40, 16))
-    self.assert_same(paths)
-
-  def test_a_cut_block_is_made_again(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(16))
-    with mock.patch.object(
-        ntu_conversion, '_join', side_effect=OSError('full')
-    ):
-      with self.assertRaisesRegex(OSError, 'full'):
-        self.convert()
-    block = next(self.destination.rglob('8.npz'))
-    block.write_bytes(block.read_bytes()[:1000])
-    self.assertEqual(self.convert().num_read, 8)
+    self.assertEqual(self.convert().num_read, 9)
     self.assert_same(paths)
 
   @pytest.mark.slow
@@ -339,43 +280,16 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(name, second.name)
     self.assertIn('of the digits 0 to 9', reason)
 
-  def test_blocks_of_another_size_are_not_taken(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(40))
-    with mock.patch.object(
-        ntu_conversion, '_join', side_effect=OSError('full')
-    ):
-      with self.assertRaisesRegex(OSError, 'full'):
-        self.convert(block_files=4)
-    result = self.convert(block_files=16)
-    self.assertEqual((result.num_converted, result.num_read), (40, 40))
-    self.assert_same(paths)
-
-  def test_damage_within_a_block(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(16))
-    with mock.patch.object(
-        ntu_conversion, '_join', side_effect=OSError('full')
-    ):
-      with self.assertRaisesRegex(OSError, 'full'):
-        self.convert()
-    block = next(self.destination.rglob('8.npz'))
-    content = bytearray(block.read_bytes())
-    content[1000] ^= 1
-    block.write_bytes(content)
-    with self.assertRaisesRegex(ValueError, '8.npz was damaged, .* start the'):
-      self.convert()
-    self.assertEqual(self.convert().num_read, 8)
-    self.assert_same(paths)
-
   def test_one_conversion_at_a_time(self):
     skeleton_files.write_files(self.source, self.recordings, range(3))
-    convert_block = ntu_blocks.convert
+    read = ntu_conversion._read
 
-    def meanwhile(*arguments):
+    def meanwhile(path):
       with self.assertRaisesRegex(ValueError, 'in use by another conversion'):
         self.convert()
-      return convert_block(*arguments)
+      return read(path)
 
-    with mock.patch.object(ntu_blocks, 'convert', meanwhile):
+    with mock.patch.object(ntu_conversion, '_read', meanwhile):
       result = self.convert()
     self.assertEqual(result.num_converted, 3)
     self.assertEqual(self.convert(), result._replace(num_read=0))
@@ -419,14 +333,12 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('is full; make room and start the', errors.getvalue())
     self.assertEqual(self.convert().num_converted, 3)
 
-  @parameterized.parameters(-1, 1.5, True, '2')
+  @parameterized.parameters(-1, True, '2')
   def test_wrong_numbers_of_processes(self, number):
     with self.assertRaisesRegex(
         ValueError, f'num_processes must be an integer from 0; got {number!r}'
     ):
       self.convert(num_processes=number)
-    with self.assertRaisesRegex(ValueError, 'block_files must be .* from 1'):
-      self.convert(block_files=0)
 
   def test_two_files_of_one_name(self):
     for folder in 'ab':
@@ -447,9 +359,7 @@ class ConversionTest(parameterized.TestCase):
     content = json.loads(index.read_text())
     for damaged in (
         '{',
-        '[]',
         json.dumps(content | {'lengths': [1]}),
-        json.dumps(content | {'lengths': [1, 0]}),
         json.dumps(content | {'names': [1, 2]}),
     ):
       index.write_text(damaged)
@@ -510,7 +420,7 @@ class MotionsTest(absltest.TestCase):
 
   def test_bones_keep_their_lengths(self):
     recordings = ntu_motions.generate(2, 1)
-    frames = recordings.frames[:, 0]
+    frames = np.concatenate(recordings.frames)[:, 0]
     shoulder_to_elbow = np.linalg.norm(frames[:, 8] - frames[:, 9], axis=-1)
     # 0.26 m for a person of size 1, with noise.
     self.assertBetween(shoulder_to_elbow.min(), 0.15, 0.3)
@@ -519,17 +429,16 @@ class MotionsTest(absltest.TestCase):
   def test_is_the_same_each_time(self):
     one = ntu_motions.generate.__wrapped__(2, 1)
     other = ntu_motions.generate.__wrapped__(2, 1)
-    np.testing.assert_array_equal(one.frames, other.frames)
+    for frames, again in zip(one.frames, other.frames, strict=True):
+      np.testing.assert_array_equal(frames, again)
     self.assertEqual(one.names, other.names)
     self.assertLen(set(one.names), 2 * 3 * len(ntu_motions.CLASS_NAMES))
 
   def test_second_body_is_there_where_it_takes_part(self):
     recordings = ntu_motions.generate(1, 1)
-    for index, name in enumerate(recordings.names):
+    for frames, name in zip(recordings.frames, recordings.names, strict=True):
       motion = ntu_motions.CLASS_NAMES[name.action - 1]
-      self.assertEqual(
-          recordings.of(index)[:, 1].any(), motion in ('approach', 'part')
-      )
+      self.assertEqual(frames[:, 1].any(), motion in ('approach', 'part'))
 
 
 if __name__ == '__main__':

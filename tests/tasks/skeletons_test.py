@@ -6,7 +6,6 @@ import io
 import json
 import pathlib
 import sys
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -22,6 +21,7 @@ from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_conversion
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
+from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
 from tests.testing import skeleton_files
@@ -44,30 +44,22 @@ def make_task(config) -> skeletons.SkeletonActions:
     return skeletons.SkeletonActions(config)
 
 
-def numbered(lengths) -> ntu_arrays.Recordings:
+def numbered(*lengths) -> list[np.ndarray]:
   """Returns recordings whose frame f holds f + 1 everywhere."""
-  lengths = np.array(lengths, np.int32)
-  frames = np.concatenate([np.arange(1, n + 1) for n in lengths])
-  shape = (len(frames), 2, 25, 3)
-  frames = np.broadcast_to(frames.reshape(-1, 1, 1, 1), shape)
-  names = [ntu_files.Name(1, 1, 1, 1, 1)] * len(lengths)
-  return ntu_arrays.Recordings(
-      names,
-      frames.astype(np.float32),
-      ntu_arrays.starts_of(lengths),
-      lengths,
-  )
+  return [
+      np.tile(np.arange(1.0, n + 1).reshape(-1, 1, 1, 1), (1, 2, 25, 3))
+      for n in lengths
+  ]
 
 
 class FramesTest(parameterized.TestCase):
 
   @parameterized.parameters((40, 20), (47, 20), (20, 20), (5, 4), (300, 4))
   def test_one_frame_of_each_segment(self, length, num_steps):
-    padded = skeleton_inputs.pad(
-        numbered([length, 3]), np.arange(2), 300, 'none', 'float32'
-    )
-    where = skeleton_inputs.offsets(2, 50, num_steps, seed=0)
-    x = skeleton_inputs.sample(padded['frames'], padded['length'], where)
+    data = make_config(centre='none', num_steps=num_steps).data
+    padded = skeleton_frames.pad(numbered(length, 3), data)
+    where = skeleton_frames.offsets(2, 50, data)
+    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
     self.assertEqual(x.shape, (2, 50, num_steps, 2, 25, 3))
     chosen = np.asarray(x[0, ..., 0, 0, 0]) - 1
     starts = np.arange(num_steps) * length / num_steps
@@ -81,17 +73,15 @@ class FramesTest(parameterized.TestCase):
     np.testing.assert_array_equal(np.unique(x[1]), [1, 2, 3])
 
   def test_middle_of_each_segment(self):
-    padded = skeleton_inputs.pad(
-        numbered([50]), np.arange(1), 300, 'none', 'float32'
-    )
-    where = skeleton_inputs.offsets(1, 0, 5, seed=0)
-    x = skeleton_inputs.sample(padded['frames'], padded['length'], where)
+    data = make_config(centre='none', num_steps=5).data
+    padded = skeleton_frames.pad(numbered(50), data)
+    where = skeleton_frames.offsets(1, 0, data)
+    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
     np.testing.assert_array_equal(x[0, 0, :, 0, 0, 0], [6, 16, 26, 36, 46])
 
   def test_long_recordings_are_thinned_out(self):
-    padded = skeleton_inputs.pad(
-        numbered([8, 100]), np.array([1, 0]), 10, 'none', 'float16'
-    )
+    data = make_config(centre='none', max_frames=10).data
+    padded = skeleton_frames.pad(numbered(100, 8), data)
     self.assertEqual(padded['frames'].shape, (2, 10, 2, 25, 3))
     self.assertEqual(padded['frames'].dtype, np.float16)
     np.testing.assert_array_equal(padded['length'], [10, 8])
@@ -104,11 +94,8 @@ class FramesTest(parameterized.TestCase):
     rng = np.random.RandomState(0)
     frames = rng.randn(4, 2, 25, 3).astype(np.float32)
     frames[0, 1] = frames[2, 0] = 0  # Absent.
-    recordings = ntu_arrays.Recordings(
-        [ntu_files.Name(1, 1, 1, 1, 1)], frames, np.array([0]), np.array([4])
-    )
-    pad = lambda centre: skeleton_inputs.pad(
-        recordings, np.arange(1), 300, centre, 'float32'
+    pad = lambda centre: skeleton_frames.pad(
+        [frames], make_config(centre=centre, frames_dtype='float32').data
     )['frames'][0]
     np.testing.assert_array_equal(pad('none'), frames)
     for centre, origins in (
@@ -134,7 +121,7 @@ class FramesTest(parameterized.TestCase):
   def test_turns_and_scales(self):
     x = np.random.RandomState(0).randn(5, 3, 2, 25, 3).astype(np.float32)
     key = jax.random.key(0)
-    turn = jax.jit(skeleton_inputs.turn_and_scale)
+    turn = jax.jit(skeleton_frames.turn_and_scale)
     turned = turn(x, key, 180.0, 0.2)
     factors = np.linalg.norm(turned, axis=-1) / np.linalg.norm(x, axis=-1)
     factor = factors[:, :1, :1, :1]
@@ -161,7 +148,7 @@ class FramesTest(parameterized.TestCase):
       angles = np.zeros((1, 3), np.float32)
       angles[0, axis] = 0.3
       np.testing.assert_allclose(
-          skeleton_inputs._rotation(jnp.asarray(angles))[0],
+          skeleton_frames._rotation(jnp.asarray(angles))[0],
           ntu_motions.rotations(0.3, letter),
           atol=1e-6,
       )
@@ -169,7 +156,7 @@ class FramesTest(parameterized.TestCase):
     angles = (0.3, -0.7, 1.1)
     x, y, z = map(ntu_motions.rotations, angles, 'xyz')
     np.testing.assert_allclose(
-        skeleton_inputs._rotation(jnp.array([angles]))[0],
+        skeleton_frames._rotation(jnp.array([angles]))[0],
         z @ y @ x,
         atol=1e-6,
     )
@@ -193,7 +180,7 @@ class TaskTest(parameterized.TestCase):
     model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
     batch = {name: x[:3] for name, x in task.splits['test'].items()}
     result = jax.jit(lambda batch: task.evaluate(model, batch))(batch)
-    sample = jax.jit(skeleton_inputs.sample)
+    sample = jax.jit(skeleton_frames.sample)
     logits = []
     for s in range(7):
       x = sample(batch['frames'], batch['length'], batch['offsets'][:, [s]])
@@ -319,21 +306,16 @@ class InputsTest(parameterized.TestCase):
       ('length', np.array([9, 999, 4]), 'from 1 to 9.*recording 1 has 999'),
       ('length', np.array([9, 7, 0]), 'recording 2 has 0'),
       ('length', np.array([9, 9, 4]), 'frame 7 of recording 1,.* shows nobody'),
-      ('length', np.array([9.0, 7, 4]), r'here \[3\]; got float64'),
       ('length', np.array([9, 7]), r'here \[3\]; got int64 of shape \[2\]'),
       ('offsets', np.zeros((3, 5, 7)), r'\[3, S, 4\].*shape \[3, 5, 7\]; with'),
-      ('offsets', np.zeros((3, 0, 4)), r'shape \[3, 0, 4\]'),
-      ('offsets', np.zeros((3, 4)), r'shape \[3, 4\]'),
       ('offsets', np.ones((3, 1, 4)), 'below 1, .*; got 1;'),
       ('offsets', np.full((3, 1, 4), 1 - 1e-12), 'below 1, .*; got 0.9999'),
-      ('offsets', np.full((3, 1, 4), -0.1), 'got -0.1;'),
       ('offsets', np.full((3, 1, 4), np.nan), 'got nan;'),
       ('frames', np.zeros((3, 9, 1, 25, 3)), r'1, 25, 3\]; the second body'),
       ('frames', np.zeros((9, 2, 25, 3)), r'frames\[None\] makes a batch'),
       ('frames', np.zeros((3, 9, 150)), r'the shape is \[3, 9, 150\]$'),
       ('frames', np.zeros((3, 0, 2, 25, 3)), 'with none of them 0'),
       ('frames', np.full((3, 9, 2, 25, 3), np.nan), '0, frame 0, .* x=nan'),
-      ('frames', np.full((3, 9, 2, 25, 3), 1e4), 'within 1000'),
       ('frames', np.ones((3, 9, 2, 25, 3), bool), 'real numbers; got bool'),
       ('frames', np.zeros((3, 9, 2, 25, 3)), 'frame 0 of recording 0.*nobody'),
       ('frame', np.zeros(3), "no keys but .* got 'frame'"),
@@ -418,7 +400,7 @@ class PipelineTest(parameterized.TestCase):
     sizes = [len(split['label']) for split in task.splits.values()]
     self.assertEqual(sum(sizes), 39)
     row = task.splits['test']['frames'][3]
-    want = self.recordings.of(self.recordings.names.index(test[3]))
+    want = self.recordings.frames[self.recordings.names.index(test[3])]
     np.testing.assert_allclose(row[: len(want)], want, atol=1e-5)
 
   @parameterized.parameters('sequence', 'frame', 'body', 'none')
@@ -513,40 +495,27 @@ class PipelineTest(parameterized.TestCase):
   def test_numbers_that_are_no_positions(self):
     folder = self.folder / 'ntu60'
     recordings = ntu_arrays.read(folder)
-    start = int(recordings.starts[3])
+    start = sum(map(len, recordings.frames[:3]))
+    last = len(recordings.frames[3]) - 1
     name = recordings.names[3].text()
-    for value, text in (
-        (np.nan, 'nan'),
-        (np.inf, 'inf'),
-        (-np.inf, '-inf'),
-        (-2e5, r'-200000'),
-    ):
-      for frame in (0, int(recordings.lengths[3]) - 1):
-        frames = np.load(folder / 'frames.npy', mmap_mode='r+')
-        before = frames[start + frame, 1, 7, 2]
-        frames[start + frame, 1, 7, 2] = value
-        frames.flush()
-        with self.assertRaisesRegex(
-            ValueError,
-            f'frames.npy is damaged: {name} has z={text} in its frame {frame},'
-            ' body 1, joint 7',
-        ):
-          make_task(self.config())
-        frames[start + frame, 1, 7, 2] = before
-        frames.flush()
-        del frames
-    make_task(self.config())
     frames = np.load(folder / 'frames.npy', mmap_mode='r+')
+    before = frames[start + last, 1, 7, 2]
+    for value, text in ((np.nan, 'nan'), (-np.inf, '-inf'), (-2e5, '-200000')):
+      frames[start + last, 1, 7, 2] = value
+      frames.flush()
+      with self.assertRaisesRegex(
+          ValueError,
+          f'frames.npy is damaged: {name} has z={text} in its frame {last},'
+          ' body 1, joint 7',
+      ):
+        make_task(self.config())
+    frames[start + last, 1, 7, 2] = before
     frames[start + 2] = 0
     frames.flush()
     with self.assertRaisesRegex(
         ValueError, f'{name} shows nobody in its frame 2'
     ):
       make_task(self.config())
-
-  def test_numbers_are_checked_in_parts(self):
-    with mock.patch.object(ntu_arrays, '_CHECKED_FRAMES', 7):
-      self.test_numbers_that_are_no_positions()
 
   def test_a_file_is_no_folder(self):
     path = self.folder / 'ntu60' / 'frames.npy'

@@ -27,7 +27,7 @@ def write_files(
   paths = []
   for index in range(len(recordings.names)) if indices is None else indices:
     path = directory / f'{recordings.names[index].text()}.skeleton'
-    path.write_text(file_text(recordings.of(index)), encoding='ascii')
+    path.write_text(file_text(recordings.frames[index]), encoding='ascii')
     paths.append(path)
   return paths
 

@@ -163,11 +163,6 @@ class SequentialCifar(protocol.Classification):
     }
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the classifier that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, len(self._shift), rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
@@ -179,11 +174,7 @@ class SequentialCifar(protocol.Classification):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    Args:
-      model: one of `build_model`.
-      examples: rows of one of the `splits`.
-      rngs: of noise and dropout masks in training; None in evaluation, where an
-        image's noise is always the same.
+    In evaluation, without `rngs`, an image's noise is always the same.
     """
     logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
@@ -240,12 +231,11 @@ class SequentialCifar(protocol.Classification):
     return {'inputs': pixels, 'index': index.astype(np.int32)}
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
-    """Returns classes, int32 [B].
+    """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
 
     Args:
       model: a trained one.
-      inputs: as in `splits`, [B, T, in], or a dict of 'inputs' and 'index';
-        `check_inputs` makes them of images, too.
+      inputs: the sequences, or a dict of 'inputs' and 'index'.
     """
     if not isinstance(inputs, Mapping):
       inputs = {'inputs': inputs}

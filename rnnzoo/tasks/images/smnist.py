@@ -132,11 +132,6 @@ class SequentialMnist(protocol.Classification):
     return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the classifier that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, self._in_features, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
@@ -146,13 +141,7 @@ class SequentialMnist(protocol.Classification):
       examples: protocol.Examples,
       rngs: nnx.Rngs | None = None,
   ) -> protocol.Evaluation:
-    """Returns cross entropies, hits and predicted digits of a batch.
-
-    Args:
-      model: one of `build_model`.
-      examples: 'inputs' uint8 [B, T, in] and 'label' int32 [B].
-      rngs: the source of dropout masks in training, None in evaluation.
-    """
+    """Returns cross entropies, hits and predicted digits of a batch."""
     logits = self._logits(model, examples['inputs'], rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
     return protocol.evaluation(logits, examples['label'], smoothing)
@@ -177,13 +166,7 @@ class SequentialMnist(protocol.Classification):
     return pixels if pixels.shape[1:] == steps else self._sequences(pixels)
 
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
-    """Returns digits, int32 [B].
-
-    Args:
-      model: a trained one.
-      inputs: pixels as in `splits`, [B, T, in]; `check_inputs` makes them of
-        images, too.
-    """
+    """Returns digits, int32 [B], of pixels [B, T, in] as in `splits`."""
     logits = self._logits(model, inputs)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 

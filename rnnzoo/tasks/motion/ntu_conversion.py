@@ -4,18 +4,16 @@
 
 SOURCE is searched with all folders in it and all that it links to, so both
 parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
-`ntu_arrays` explains, and skipped.txt: every file that was not converted, every
-link to nothing, and every link to a file or folder that is there without it,
-with the reason. left_out.txt lists files whose frames or persons are not all
-converted, and how many are left out. Meanwhile it needs twice the space.
+`ntu_arrays` explains, and two lists: skipped.txt has each file or link that was
+not converted, with the reason; left_out.txt has each file whose frames or
+persons are not all converted, and how many are left out.
 
-Several processes read the files, a block of them at a time, and write each
-block as it is done. A conversion that was killed goes on where it was, if it is
-started again in the same way.
+Several processes read the files; this one writes the frames in order. The index
+is written last, so a conversion that was killed starts anew.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import process
 import contextlib
@@ -24,39 +22,39 @@ import fcntl
 import multiprocessing
 import os
 import pathlib
-import re
-import shutil
 import sys
 import threading
 import time
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tqdm
 
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_arrays
-from rnnzoo.tasks.motion import ntu_blocks
 from rnnzoo.tasks.motion import ntu_files
+from rnnzoo.tasks.motion import ntu_search
+from rnnzoo.tasks.motion import ntu_tracks
 
 SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
 
-_BLOCKS = 'blocks'
-_BLOCK_FILES = 64
+# Files that a process reads before it hands over the frames.
+_FILES_AT_ONCE = 16
 
-# Codes of a write where no more fits.
+# Codes of an error of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Result(NamedTuple):
-  """How a conversion went.
+  """The outcome of a conversion.
 
   Attributes:
-    num_converted: recordings that the destination holds.
-    num_frames: frames of all of them.
-    skipped: (file, reason) of all others.
+    num_converted: number of recordings in the destination.
+    num_frames: number of their frames.
+    skipped: (file, reason) of each file or link that is not converted.
     left_out: (file, how many frames and persons) of files converted in part.
-    num_read: files that this call read; an earlier one may have read some.
+    num_read: number of files that this call read; 0 if an earlier call
+      converted them.
   """
 
   num_converted: int
@@ -70,17 +68,14 @@ def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     num_processes: int | None = None,
-    block_files: int = _BLOCK_FILES,
 ) -> Result:
   """Converts all `.skeleton` files of a folder and the folders it leads to.
 
   Args:
     source: the folder. Links in it are followed.
-    destination: another one, which is made; files of an earlier call with the
-      same source are used.
-    num_processes: how many read files; None for one a core, 0 for none beside
-      this one.
-    block_files: how many files are written together.
+    destination: the folder of the result, which is made.
+    num_processes: number of processes that read files; None for one a core, 0
+      for none beside this one.
 
   Raises:
     FileNotFoundError: there is no such source, or no `.skeleton` file in it.
@@ -91,12 +86,14 @@ def convert(
     OSError: a folder cannot be read, or the disk is full, say.
   """
   if num_processes is not None:
-    _check_integer('num_processes', num_processes, 0)
-  _check_integer('block_files', block_files, 1)
+    if type(num_processes) is not int or num_processes < 0:
+      raise ValueError(
+          f'num_processes must be an integer from 0; got {num_processes!r}'
+      )
   source, destination = map(fields.expand, (source, destination))
   _check_destination(destination)
-  found = ntu_files.find(source)
-  digest = ntu_files.digest(source, found.paths)
+  paths, repeated = ntu_search.find(source)
+  digest = ntu_search.digest(source, paths)
   try:
     destination.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -104,40 +101,29 @@ def convert(
         f'the destination {destination} cannot be made: {error.strerror}'
     ) from error
   with _locked(destination):
-    with _mended_by_hand(destination):
-      before = ntu_arrays.read_source(destination)
-    if before not in (None, digest):
-      raise ValueError(
-          f'{destination} holds what other files were converted to, or the same'
-          ' before they or this program changed; name another folder'
-      )
     num_read = 0
-    if before is None:
-      # Blocks of another size hold other files.
-      blocks = destination / _BLOCKS / digest / str(block_files)
-      blocks.mkdir(parents=True, exist_ok=True)
-      jobs = [
-          (
-              source,
-              found.paths[start : start + block_files],
-              blocks / f'{start}.npz',
-          )
-          for start in range(0, len(found.paths), block_files)
-      ]
-      num_read = _convert_blocks(jobs, num_processes)
-      repeated = [
-          ntu_blocks.listed_line(source, path, reason)
-          for path, reason in found.repeated
-      ]
-      _join(destination, [path for _, _, path in jobs], repeated, digest)
-    # A kill may have come between the index and this.
-    _remove_blocks(destination / _BLOCKS)
-    return _result(destination, num_read)
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-  if type(value) is not int or value < least:
-    raise ValueError(f'{name} must be an integer from {least}; got {value!r}')
+    if not (destination / ntu_arrays.INDEX).is_file():
+      num_read = len(paths)
+      _write(destination, digest, source, paths, repeated, num_processes)
+    try:
+      if ntu_arrays.read_index(destination)['source'] == digest:
+        recordings = ntu_arrays.read(destination)
+        return Result(
+            len(recordings.names),
+            sum(map(len, recordings.frames)),
+            _listed(destination / SKIPPED),
+            _listed(destination / LEFT_OUT),
+            num_read,
+        )
+    except (FileNotFoundError, ValueError) as error:
+      raise ValueError(
+          f'{destination} holds a conversion that is not whole: {error}. Remove'
+          f' {destination / ntu_arrays.INDEX} and start the conversion again'
+      ) from error
+  raise ValueError(
+      f'{destination} holds what other files were converted to, or the same'
+      ' before they or this program changed; name another folder'
+  )
 
 
 def _check_destination(destination: pathlib.Path) -> None:
@@ -158,55 +144,43 @@ def _locked(destination: pathlib.Path) -> Iterator[None]:
   """Keeps other conversions out of a folder, until the end of this one."""
   descriptor = os.open(destination, os.O_RDONLY)
   try:
-    try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-          f'{destination} is in use by another conversion; wait for its end,'
-          ' or name another folder'
-      ) from error
-    except OSError as error:  # Some network file systems have no locks.
-      print(
-          f'WARNING: {destination} cannot be locked ({error.strerror}); no'
-          ' other conversion may use it now.',
-          file=sys.stderr,
-      )
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    os.close(descriptor)
+    raise ValueError(
+        f'{destination} is in use by another conversion; wait for its end, or'
+        ' name another folder'
+    ) from error
+  except OSError as error:  # Some network file systems have no locks.
+    print(
+        f'WARNING: {destination} cannot be locked ({error.strerror}); no other'
+        ' conversion may use it now.',
+        file=sys.stderr,
+    )
+  try:
     yield
   finally:
     os.close(descriptor)
 
 
-def _convert_blocks(jobs, num_processes: int | None) -> int:
-  """Converts the blocks that are not there yet; returns of how many files."""
-  left = [job for job in jobs if not ntu_blocks.is_whole(job[-1])]
-  total = sum(len(paths) for _, paths, _ in jobs)
-  count = sum(len(paths) for _, paths, _ in left)
-  bar = tqdm.tqdm(
-      total=total,
-      initial=total - count,
-      unit='file',
-      dynamic_ncols=True,
-      disable=not sys.stderr.isatty(),
-  )
-  with bar:
-    if num_processes == 0:
-      for job in left:
-        bar.update(ntu_blocks.convert(*job))
-      return count
-    with futures.ProcessPoolExecutor(
-        min(num_processes or os.cpu_count() or 1, max(len(left), 1)),
-        # A fork would copy the threads' locks as well.
-        mp_context=multiprocessing.get_context('spawn'),
-        initializer=_end_with_parent,
-    ) as pool:
-      running = [pool.submit(ntu_blocks.convert, *job) for job in left]
-      try:
-        for done in futures.as_completed(running):
-          bar.update(done.result())
-      except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-  return count
+def _read_all(
+    paths: Sequence[pathlib.Path], num_processes: int | None
+) -> Generator[tuple[np.ndarray | None, str], None, None]:
+  """Returns the result of `_read` for each file, in order."""
+  if num_processes == 0:
+    yield from map(_read, paths)
+    return
+  with futures.ProcessPoolExecutor(
+      min(num_processes or os.cpu_count() or 1, len(paths)),
+      # A fork would copy the threads' locks as well.
+      mp_context=multiprocessing.get_context('spawn'),
+      initializer=_end_with_parent,
+  ) as pool:
+    try:
+      yield from pool.map(_read, paths, chunksize=_FILES_AT_ONCE)
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      raise
 
 
 def _end_with_parent() -> None:
@@ -221,82 +195,80 @@ def _end_with_parent() -> None:
   threading.Thread(target=wait, daemon=True).start()
 
 
-def _join(
+def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
+  """Returns a file's frames, and a text of the frames and persons left out.
+
+  For a file that cannot be converted, returns None and the reason.
+  """
+  try:
+    ntu_files.parse_name(path.name)
+    return ntu_tracks.read(path)
+  except (ValueError, OSError) as error:
+    return None, str(error)
+
+
+def _write(
     destination: pathlib.Path,
-    paths: Sequence[pathlib.Path],
-    repeated: Sequence[str],
     digest: str,
+    source: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    repeated: ntu_search.Reasons,
+    num_processes: int | None,
 ) -> None:
-  """Writes the frames of all blocks as one array, the list, and the index."""
+  """Writes the frames of all files, both lists and the index."""
   names: list[str] = []
   lengths: list[int] = []
-  skipped: list[str] = []
-  left_out: list[str] = []
-  for path in paths:
-    block = ntu_blocks.read(path)
-    names += block.names.tolist()
-    lengths += block.lengths.tolist()
-    skipped += block.skipped.tolist()
-    left_out += block.left_out.tolist()
-  for name, lines in ((SKIPPED, [*skipped, *repeated]), (LEFT_OUT, left_out)):
-    (destination / name).write_text(
-        ''.join(f'{line}\n' for line in lines), encoding='utf-8'
-    )
-  if not names:
-    raise ValueError(
-        f'none of {len(skipped)} files could be converted; see'
-        f' {destination / SKIPPED}'
-    )
+  lists: dict[str, ntu_search.Reasons] = {SKIPPED: [], LEFT_OUT: []}
   partial = destination / (ntu_arrays.FRAMES + '.part')
-  # Not mapped into memory: a full disk would end this process by a signal.
-  with partial.open('wb') as file:
-    np.lib.format.write_array_header_1_0(
-        file,
-        {
-            'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-            'fortran_order': False,
-            'shape': (sum(lengths), ntu_files.BODIES, ntu_files.JOINTS, 3),
-        },
-    )
-    for path in paths:
-      file.write(ntu_blocks.read(path).frames.tobytes())
+  bar = tqdm.tqdm(
+      paths,
+      unit='file',
+      dynamic_ncols=True,
+      disable=not sys.stderr.isatty(),
+  )
+  results = _read_all(paths, num_processes)
+  with partial.open('wb') as file, bar, contextlib.closing(results):
+    _write_header(file, 0)
+    for path, (frames, text) in zip(bar, results, strict=True):
+      if text:
+        lists[SKIPPED if frames is None else LEFT_OUT].append((path, text))
+      if frames is not None:
+        names.append(path.stem)
+        lengths.append(len(frames))
+        file.write(frames.tobytes())
+    file.seek(0)
+    _write_header(file, sum(lengths))
     file.flush()
     os.fsync(file.fileno())
+  lists[SKIPPED] += repeated
+  for name, entries in lists.items():
+    lines = (_line(path.relative_to(source), text) for path, text in entries)
+    (destination / name).write_text(''.join(lines), encoding='utf-8')
+  if not names:
+    partial.unlink()
+    raise ValueError(
+        f'none of {len(paths)} files could be converted; see'
+        f' {destination / SKIPPED}'
+    )
   os.replace(partial, destination / ntu_arrays.FRAMES)
   ntu_arrays.write_index(destination, names, lengths, digest)
 
 
-def _remove_blocks(folder: pathlib.Path) -> None:
-  """Removes the blocks of all conversions; what else is there stays."""
-  for path in folder.glob('*'):
-    if re.fullmatch('[0-9a-f]{16}', path.name):
-      shutil.rmtree(path, ignore_errors=True)
-  with contextlib.suppress(OSError):  # It is not there, or not empty.
-    folder.rmdir()
+def _write_header(file: BinaryIO, num_frames: int) -> None:
+  """Writes the header of an .npy file, of one size for any number of frames."""
+  np.lib.format.write_array_header_1_0(
+      file,
+      {
+          'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+          'fortran_order': False,
+          'shape': (num_frames, ntu_tracks.BODIES, ntu_files.JOINTS, 3),
+      },
+  )
 
 
-@contextlib.contextmanager
-def _mended_by_hand(destination: pathlib.Path) -> Iterator[None]:
-  """Says how a folder that is read becomes a whole one."""
-  try:
-    yield
-  except (FileNotFoundError, ValueError) as error:
-    raise ValueError(
-        f'{destination} holds a conversion that is not whole: {error}. Remove'
-        f' {destination / ntu_arrays.INDEX} and start the conversion again'
-    ) from error
-
-
-def _result(destination: pathlib.Path, num_read: int) -> Result:
-  with _mended_by_hand(destination):
-    recordings = ntu_arrays.read(destination)
-    return Result(
-        len(recordings.names),
-        len(recordings.frames),
-        _listed(destination / SKIPPED),
-        _listed(destination / LEFT_OUT),
-        num_read,
-    )
+def _line(path: pathlib.Path, reason: str) -> str:
+  name, text = str(path), ' '.join(reason.split())
+  return f'{ntu_search.printable(name)}\t{ntu_search.printable(text)}\n'
 
 
 def _listed(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
@@ -320,8 +292,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ' this one',
   )
   given = parser.parse_args(arguments)
-  if given.num_processes is not None and given.num_processes < 0:
-    parser.error('--num_processes must be 0 or more')
   start = time.monotonic()
   try:
     result = convert(given.source, given.destination, given.num_processes)
@@ -330,24 +300,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(error, OSError) and error.errno in _FULL:
       print(
           f'the disk of {given.destination} is full; make room and start the'
-          ' conversion again to go on',
+          ' conversion again',
           file=sys.stderr,
       )
     return 1
   except process.BrokenProcessPool:
     print(
         'error: a process that read files was killed; start the conversion'
-        ' again to go on, with fewer --num_processes if memory was short',
+        ' again, with fewer --num_processes if memory was short',
         file=sys.stderr,
     )
     return 1
   except KeyboardInterrupt:
-    print('interrupted; start the conversion again to go on', file=sys.stderr)
+    print('interrupted; start the conversion again', file=sys.stderr)
     return 130
+  _print_result(result, pathlib.Path(given.destination), start)
+  return 0
+
+
+def _print_result(
+    result: Result, destination: pathlib.Path, start: float
+) -> None:
   seconds = time.monotonic() - start
   print(
       f'{result.num_converted:,} recordings with {result.num_frames:,} frames'
-      f' are in {given.destination}'
+      f' are in {destination}'
   )
   if result.num_read:
     print(
@@ -357,15 +334,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
   if result.left_out:
     print(
         f'{len(result.left_out):,} files are converted in part; how many frames'
-        ' and persons are left out of each is in'
-        f' {pathlib.Path(given.destination) / LEFT_OUT}'
+        f' and persons are left out of each is in {destination / LEFT_OUT}'
     )
   if result.skipped:
     print(
         f'{len(result.skipped):,} files or links are skipped; the reasons are'
-        f' in {pathlib.Path(given.destination) / SKIPPED}'
+        f' in {destination / SKIPPED}'
     )
-  return 0
 
 
 if __name__ == '__main__':

@@ -4,7 +4,7 @@ Data are NTU RGB+D 60 or 120, converted by `ntu_conversion`, or synthetic
 motions, which stand in for them. A model sees T frames of a recording as
 vectors of 150 numbers: 2 bodies x 25 joints x (x, y, z).
 
-The accuracy is that of the logits averaged over the samplings of a recording;
+`accuracy` takes the mean logits of all samplings of a recording;
 `sampling_accuracy` is the mean accuracy of one sampling.
 
 References:
@@ -32,14 +32,17 @@ from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
+from rnnzoo.tasks.motion import ntu_splits
+from rnnzoo.tasks.motion import ntu_tracks
+from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 
-SOURCES = ('motions', *ntu_arrays.CLASSES)
+SOURCES = ('motions', *ntu_splits.DATASETS)
 
 # Numbers that choose frames in a split: 4 GiB.
 _MOST_OFFSETS = 2**30
 
-IN_FEATURES = ntu_files.BODIES * ntu_files.JOINTS * 3
+IN_FEATURES = ntu_tracks.BODIES * ntu_files.JOINTS * 3
 
 _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -47,11 +50,11 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'data_dir': fields.text(),
         'missing_list': fields.text(),
         'motions_batch_size': fields.integer(1),
-        'protocol': fields.one_of(ntu_arrays.PROTOCOLS),
+        'protocol': fields.one_of(ntu_splits.PROTOCOLS),
         'num_steps': fields.integer(1, 10**4),
         'max_frames': fields.integer(1, 10**6),
         'frames_dtype': fields.one_of(('float16', 'float32')),
-        'centre': fields.one_of(skeleton_inputs.CENTRES),
+        'centre': fields.one_of(skeleton_frames.CENTRES),
         'rotation': fields.number(0, 180),
         'scale': fields.number(0, 1, below=True),
         'validation_samplings': fields.integer(0, 1000),
@@ -75,17 +78,13 @@ class SkeletonActions(protocol.Classification):
     class_names: 'A001' to 'A060', say.
   """
 
-  metrics = (
-      *protocol.METRICS,
-      protocol.Metric('sampling_accuracy'),
-  )
+  metrics = (*protocol.METRICS, protocol.Metric('sampling_accuracy'))
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data.
 
     Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_skeletons.py`.
+      config: a config as in `configs/base_skeletons.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or data are damaged.
@@ -102,7 +101,7 @@ class SkeletonActions(protocol.Classification):
       self.batch_size = min(self.batch_size, data.motions_batch_size)
     else:
       recordings = _read(data)
-      count = ntu_arrays.CLASSES[data.source]
+      count = ntu_splits.DATASETS[data.source].classes
       self.dataset = f'NTU RGB+D {count}, {data.protocol}'
       self.class_names = tuple(f'A{i:03}' for i in range(1, count + 1))
     print(
@@ -142,7 +141,7 @@ class SkeletonActions(protocol.Classification):
           f' {len(self.class_names)} classes, but {data.data_dir} has'
           f' A{labels.max() + 1:03}'
       )
-    trains = ntu_arrays.training_mask(recordings.names, data.protocol)
+    trains = ntu_splits.training_mask(recordings.names, data.protocol)
     train, validation = smnist.split_validation(
         int(trains.sum()), data.validation_fraction, data.split_seed
     )
@@ -153,8 +152,8 @@ class SkeletonActions(protocol.Classification):
         ('validation', training[validation], data.validation_samplings),
         ('test', np.nonzero(~trains)[0], data.test_samplings),
     ):
-      examples = skeleton_inputs.pad(
-          recordings, indices, data.max_frames, data.centre, data.frames_dtype
+      examples = skeleton_frames.pad(
+          [recordings.frames[index] for index in indices], data
       )
       examples['label'] = labels[indices]
       if samplings is not None:
@@ -164,18 +163,13 @@ class SkeletonActions(protocol.Classification):
               f'config.data.{split}_samplings={samplings} with num_steps='
               f'{data.num_steps} are too many for {len(indices):,} recordings'
           )
-        examples['offsets'] = skeleton_inputs.offsets(
-            len(indices), samplings, data.num_steps, data.sampling_seed
+        examples['offsets'] = skeleton_frames.offsets(
+            len(indices), samplings, data
         )
       splits[split] = examples
     return splits
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the classifier that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, IN_FEATURES, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
@@ -187,24 +181,18 @@ class SkeletonActions(protocol.Classification):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    Args:
-      model: one of `build_model`.
-      examples: rows of one of the `splits`, those of evaluation with 'offsets'.
-      rngs: of sampling, augmentation and dropout masks in training, None in
-        evaluation.
+    In training `rngs` is the source of samplings and augmentation as well as of
+    dropout masks; in evaluation `examples` have 'offsets'.
     """
     labels = examples['label']
     if rngs is not None:
-      inputs = self._augmented(examples['frames'], examples['length'], rngs)
-      logits = model(inputs, rngs=rngs)
+      logits = model(self._augmented(examples, rngs), rngs=rngs)
       result = protocol.evaluation(logits, labels, self.label_smoothing)
       hits = result.scores['accuracy']
       return result._replace(
           scores={'accuracy': hits, 'sampling_accuracy': hits}
       )
-    logits = self._logits(
-        model, examples['frames'], examples['length'], examples['offsets']
-    )
+    logits = self._logits(model, examples)
     each = jax.vmap(protocol.evaluation, (1, None))(logits, labels)
     whole = protocol.evaluation(jnp.mean(logits, axis=1), labels)
     return whole._replace(
@@ -219,14 +207,14 @@ class SkeletonActions(protocol.Classification):
     """Returns inputs of `predict`: 'frames', 'length' and 'offsets'.
 
     Args:
-      inputs: a dict, as `skeleton_inputs.read` makes it of `.skeleton` files,
-        `skeleton_inputs.prepare` of arrays, and as in `splits`: 'frames'
-        [B, L, 2, 25, 3], x, y, z in metres, of two bodies, zeros where one is
-        absent, around the origin that `config.data.centre` names; 'length' int
-        [B], how many of the L frames are valid; and 'offsets' [B, S, T], from
-        0, below 1, where each of the T = `config.data.num_steps` segments is
-        looked at, S times. Without offsets, the same
-        `config.data.test_samplings` are taken for each.
+      inputs: a dict, as in `splits`; `skeleton_inputs.read` makes it of
+        `.skeleton` files, `skeleton_inputs.prepare` of arrays. 'frames'
+        [B, L, 2, 25, 3] are x, y, z in metres, of two bodies, zeros where one
+        is absent, around the origin that `config.data.centre` names; 'length'
+        int [B] is how many of the L frames are valid; 'offsets' [B, S, T],
+        from 0, below 1, say where each of the T = `config.data.num_steps`
+        segments is looked at, S times. Without offsets, each recording gets
+        the same `config.data.test_samplings`.
 
     Raises:
       ValueError: they are anything else.
@@ -236,16 +224,8 @@ class SkeletonActions(protocol.Classification):
   def predict(
       self, model: nnx.Module, inputs: Mapping[str, jax.Array]
   ) -> jax.Array:
-    """Returns classes, counted from 0, int32 [B].
-
-    Args:
-      model: a trained one.
-      inputs: 'frames', 'length' and 'offsets' as in `splits`; see
-        `check_inputs`.
-    """
-    logits = self._logits(
-        model, inputs['frames'], inputs['length'], inputs['offsets']
-    )
+    """Returns classes, counted from 0, int32 [B], of checked inputs."""
+    logits = self._logits(model, inputs)
     return jnp.argmax(jnp.mean(logits, axis=1), axis=-1).astype(jnp.int32)
 
   def predict_lines(
@@ -253,12 +233,8 @@ class SkeletonActions(protocol.Classification):
   ) -> Iterator[str]:
     """Returns the name of a class for each line, the path of a file.
 
-    Args:
-      model: a trained one.
-      lines: paths of `.skeleton` files.
-
     Raises:
-      ValueError: a line is empty, or a file is not whole.
+      ValueError: a line is empty, or a file is damaged.
       OSError: a file cannot be read.
     """
     graphdef, state = nnx.split(model)
@@ -279,23 +255,27 @@ class SkeletonActions(protocol.Classification):
       )
       yield self.class_names[int(predict(state, inputs)[0])]
 
-  def _augmented(self, frames, length, rngs) -> jax.Array:
+  def _augmented(
+      self, examples: protocol.Examples, rngs: nnx.Rngs
+  ) -> jax.Array:
     """Returns one random sampling of each recording, [B, T, 150]."""
-    data = self._data
+    data, frames = self._data, examples['frames']
     shape = (len(frames), 1, data.num_steps)
     where = jax.random.uniform(rngs.dropout(), shape)
-    x = skeleton_inputs.sample(frames, length, where)[:, 0]
+    x = skeleton_frames.sample(frames, examples['length'], where)[:, 0]
     x = x.astype(jnp.float32)
     if data.rotation or data.scale:
-      x = skeleton_inputs.turn_and_scale(
+      x = skeleton_frames.turn_and_scale(
           x, rngs.dropout(), data.rotation, data.scale
       )
-    return x.reshape(len(frames), data.num_steps, IN_FEATURES)
+    return x.reshape(*shape[::2], IN_FEATURES)
 
-  def _logits(self, model, frames, length, where) -> jax.Array:
+  def _logits(self, model: nnx.Module, inputs: protocol.Examples) -> jax.Array:
     """Returns the logits of all samplings, float32 [B, S, classes]."""
-    x = skeleton_inputs.sample(frames, length, where).astype(jnp.float32)
+    where = inputs['offsets']
+    x = skeleton_frames.sample(inputs['frames'], inputs['length'], where)
     batch, samplings, num_steps = where.shape
+    x = x.astype(jnp.float32)
     logits = model(x.reshape(batch * samplings, num_steps, IN_FEATURES))
     logits = logits.astype(jnp.float32)
     return logits.reshape(batch, samplings, len(self.class_names))
@@ -303,7 +283,7 @@ class SkeletonActions(protocol.Classification):
 
 def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
   """Returns the recordings of NTU RGB+D that a config names."""
-  ntu_arrays.check_protocol(data.source, data.protocol)
+  ntu_splits.check_protocol(data.source, data.protocol)
   if not data.data_dir:
     raise FileNotFoundError(
         f'config.data.source={data.source} needs --config.data.data_dir, the'
@@ -314,29 +294,33 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
       fields.expand(data.data_dir, 'config.data.data_dir')
   )
   if data.missing_list:
-    missing = ntu_arrays.read_missing(data.missing_list)
-    keep = np.array([name.text() not in missing for name in recordings.names])
+    missing = ntu_splits.read_missing(data.missing_list)
+    total = len(recordings.names)
+    names = [name.text() for name in recordings.names]
+    kept = [n for n in range(total) if names[n] not in missing]
     print(
-        f'data: {int(np.sum(~keep))} of the {len(missing)} recordings of'
+        f'data: {total - len(kept)} of the {len(missing)} recordings of'
         f' {data.missing_list} were there, and are left out',
         flush=True,
     )
-    if not keep.any():
+    if not kept:
       raise ValueError(
-          f'config.data.missing_list={data.missing_list} names all'
-          f' {len(keep):,} recordings of config.data.data_dir={data.data_dir}'
-          ' and leaves none; name the list of recordings to leave out that the'
-          ' authors of the data set publish'
+          f'config.data.missing_list={data.missing_list} names all {total:,}'
+          f' recordings of config.data.data_dir={data.data_dir} and leaves'
+          ' none; name the list of recordings to leave out that the authors of'
+          ' the data set publish'
       )
-    recordings = recordings.select(np.nonzero(keep)[0])
-  files, missing_files = (
-      counts[data.source] for counts in (ntu_arrays.FILES, ntu_arrays.MISSING)
-  )
-  if len(recordings.names) != files - missing_files:
+    recordings = ntu_arrays.Recordings(
+        [recordings.names[n] for n in kept],
+        [recordings.frames[n] for n in kept],
+    )
+  published = ntu_splits.DATASETS[data.source]
+  expected = published.files - published.missing
+  if len(recordings.names) != expected:
     print(
         f'WARNING: there are {len(recordings.names):,} recordings; published'
-        f' results are of {files - missing_files:,}: {files:,} files without'
-        f' {missing_files} that --config.data.missing_list should name.',
+        f' results are of {expected:,}: {published.files:,} files without'
+        f' {published.missing} that --config.data.missing_list should name.',
         flush=True,
     )
   return recordings

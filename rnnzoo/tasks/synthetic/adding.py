@@ -88,11 +88,6 @@ class AddingProblem(protocol.Task):
     return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, 2, rngs)
     return models.SequenceModel(backbone, 1, rngs=rngs)
 
@@ -102,24 +97,13 @@ class AddingProblem(protocol.Task):
       examples: protocol.Examples,
       rngs: nnx.Rngs | None = None,
   ) -> protocol.Evaluation:
-    """Returns squared errors and predicted sums of a batch.
-
-    Args:
-      model: one of `build_model`.
-      examples: 'inputs' float32 [B, T, 2] and 'sum' float32 [B].
-      rngs: the source of dropout masks in training, None in evaluation.
-    """
+    """Returns squared errors and predicted sums of a batch."""
     answers = _answers(model, examples['inputs'], rngs)
     squares = (answers - examples['sum']) ** 2
     return protocol.Evaluation(squares, {'mse': squares}, predictions=answers)
 
   def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
-    """Returns sums, float32 [B].
-
-    Args:
-      model: a trained one.
-      inputs: numbers and marks, [B, T, 2].
-    """
+    """Returns sums, float32 [B], of numbers and marks, [B, T, 2]."""
     return _answers(model, inputs)
 
 

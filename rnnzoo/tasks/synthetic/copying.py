@@ -173,9 +173,6 @@ class Recall(protocol.Task):
 
     Tokens are embedded in as many features as the layers have. With
     `config.model.mlp` or `conv_width` it has the blocks of a language model.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
     """
     model = self._model
     if model.mlp is not None or model.conv_width:
@@ -201,13 +198,7 @@ class Recall(protocol.Task):
       examples: protocol.Examples,
       rngs: nnx.Rngs | None = None,
   ) -> protocol.Evaluation:
-    """Returns cross entropies, shares of right answers and answers of a batch.
-
-    Args:
-      model: one of `build_model`.
-      examples: 'tokens' uint8 [B, T] and 'symbols' uint8 [B, K].
-      rngs: the source of dropout masks in training, None in evaluation.
-    """
+    """Returns cross entropies, shares of right answers and answers."""
     symbols = jnp.asarray(examples['symbols'], jnp.int32)
     count = symbols.shape[1]
     logits = _logits(model, examples['tokens'], rngs)

@@ -222,11 +222,6 @@ class StateTracking(protocol.Task):
     return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns the model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
     backbone = backbones.build(self._model, self.language.num_tokens, rngs)
     return models.SequenceModel(
         backbone,
@@ -243,11 +238,7 @@ class StateTracking(protocol.Task):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    Args:
-      model: one of `build_model`.
-      examples: rows of one of the `splits`.
-      rngs: the source of dropout masks and noise in training, None in
-        evaluation.
+    In training `rngs` is the source of noise as well as of dropout masks.
     """
     labels = jnp.asarray(examples['label'])
     logits = self._logits(model, examples, rngs)

@@ -1,0 +1,194 @@
+"""Tracks of persons: which bodies of a recording are one person.
+
+A camera numbers the bodies that it sees. It gives a new id to a person whom it
+lost, sometimes exchanges the ids of two persons, and sees ghosts: a second body
+in the place of a person. Here each body gets its own id back (`follow`), bodies
+of one person are joined, and the two main persons are chosen (`arrange`).
+"""
+
+import bisect
+from collections.abc import Mapping, Sequence
+import itertools
+import math
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from rnnzoo.tasks.motion import ntu_files
+
+# Persons of a recording that are used.
+BODIES = 2
+
+# Two bodies are one person if one begins this near to the last place of the
+# other: mean distance of joints in metres, and metres for each frame between.
+_REACH, _STEP = 0.5, 0.1
+# Two persons exchanged their ids if one jumps this far, to the last place of
+# the other. Two bodies are one person if their joints are this near on average.
+_JUMP, _SAME = 1.0, 0.2
+
+_NOWHERE = (math.inf,) * 3
+
+
+class Body(NamedTuple):
+  """One body.
+
+  Attributes:
+    frames: int [n], rising: the frames that show it, counted from 0.
+    joints: float32 [n, 25, 3], x, y, z in metres: to the right, up, and away
+      from the camera.
+  """
+
+  frames: np.ndarray
+  joints: np.ndarray
+
+
+def read(path: str | os.PathLike[str]) -> tuple[np.ndarray, str]:
+  """Returns the main persons of a `.skeleton` file, as `arrange` does.
+
+  Raises:
+    ValueError: the file is damaged, as `ntu_files.read` says.
+    OSError: the file cannot be read.
+  """
+  frames = ntu_files.read(path)
+  return arrange(follow(frames), len(frames))
+
+
+def follow(
+    frames: Sequence[Mapping[ntu_files.Id, Sequence[float]]],
+) -> list[Body]:
+  """Returns the bodies of a file in the order they came.
+
+  Args:
+    frames: bodies of each frame by id, as `ntu_files.read` returns them.
+  """
+  bodies: dict[ntu_files.Id, tuple[list, list]] = {}
+  owners: dict[ntu_files.Id, ntu_files.Id] = {}
+  last: dict[ntu_files.Id, tuple[int, list[float]]] = {}
+  for frame, here in enumerate(frames):
+    places = {
+        key: [
+            math.fsum(joints[axis::3]) / ntu_files.JOINTS for axis in range(3)
+        ]
+        for key, joints in here.items()
+    }
+    _change_back(owners, last, places, frame)
+    for key, joints in here.items():
+      shown, positions = bodies.setdefault(owners[key], ([], []))
+      shown.append(frame)
+      positions.append(joints)
+      last[owners[key]] = frame, places[key]
+  return [
+      Body(
+          np.asarray(shown, np.int64),
+          np.asarray(positions, np.float32).reshape(-1, ntu_files.JOINTS, 3),
+      )
+      for shown, positions in bodies.values()
+  ]
+
+
+def _change_back(owners: dict, last: dict, places: dict, frame: int) -> None:
+  """Changes the owners of ids where two persons exchanged theirs.
+
+  Args:
+    owners: the body of each id.
+    last: the last frame of each body, and its place there.
+    places: the place of each id in this frame.
+    frame: the frame's number.
+  """
+  for one, place in places.items():
+    mine = owners.setdefault(one, one)
+    before, was = last.get(mine, (frame, place))
+    if math.dist(place, was) < _JUMP + _STEP * (frame - before):
+      continue
+    for other, body in owners.items():
+      was = last[body][1] if body in last else _NOWHERE
+      stays = math.dist(places.get(other, _NOWHERE), was) < _REACH
+      if math.dist(place, was) < _REACH and not stays:
+        owners[one], owners[other] = body, mine
+        break
+
+
+def arrange(bodies: Sequence[Body], num_frames: int) -> tuple[np.ndarray, str]:
+  """Returns the two main persons, and a text of the frames and persons dropped.
+
+  A body whose joints are all zero is absent. Bodies that share no frame, or lie
+  upon each other there, are one person if one begins near to the last place of
+  the other. The main person is the one whose x, y and z vary most, as the data
+  set's authors chose it. Frames without a main person are dropped.
+
+  Args:
+    bodies: all bodies of a recording.
+    num_frames: how many frames the recording has.
+
+  Returns:
+    float32 [n, 2, 25, 3], zeros where a person is absent; and a text, '' where
+    nothing is dropped.
+  """
+  persons = _join(bodies)
+  frames = np.zeros((num_frames, BODIES, ntu_files.JOINTS, 3), np.float32)
+  for index, person in enumerate(persons[:BODIES]):
+    frames[person.frames, index] = person.joints
+  frames = frames[frames.any(axis=(1, 2, 3))]
+  seen = len({frame for person in persons for frame in person.frames})
+  dropped = (
+      (num_frames - seen, f'of {num_frames} frames, which show nobody'),
+      (
+          seen - len(frames),
+          f'of {num_frames} frames, which show neither main person',
+      ),
+      (len(persons) - BODIES, f'of {len(persons)} persons'),
+  )
+  text = '; '.join(f'{count} {noun}' for count, noun in dropped if count > 0)
+  return frames, text
+
+
+def _join(bodies: Sequence[Body]) -> list[Body]:
+  """Returns the persons, the main person first; the nearest bodies join first.
+
+  Args:
+    bodies: all bodies of a recording.
+  """
+  shown = []
+  for body in bodies:
+    seen = body.joints.any(axis=(1, 2))
+    if seen.any():
+      shown.append(Body(body.frames[seen], body.joints[seen]))
+  persons = dict(enumerate(shown))
+  # The person of each body.
+  owners = list(persons)
+  for _, i, j in sorted(_links(shown)):
+    i, j = owners[i], owners[j]
+    if i == j or _are_apart(persons[i], persons[j]):
+      continue
+    both = persons[i], persons.pop(j)
+    frames, first = np.unique(
+        np.concatenate([body.frames for body in both]), return_index=True
+    )
+    joints = np.concatenate([body.joints for body in both])
+    persons[i] = Body(frames, joints[first])
+    owners = [i if owner == j else owner for owner in owners]
+  spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))
+  return sorted(persons.values(), key=spread)
+
+
+def _links(bodies: Sequence[Body]) -> list[tuple[float, int, int]]:
+  """Returns (distance, i, j): body i begins near to the last place of j."""
+  # Lists are faster than arrays for few numbers.
+  frames = [body.frames.tolist() for body in bodies]
+  places = [body.joints.mean(axis=1).tolist() for body in bodies]
+  links = []
+  for i, j in itertools.permutations(range(len(bodies)), 2):
+    before = bisect.bisect_left(frames[j], frames[i][0]) - 1
+    if before >= 0:
+      distance = math.dist(places[i][0], places[j][before])
+      if distance < _REACH + _STEP * (frames[i][0] - frames[j][before]):
+        links.append((distance, i, j))
+  return links
+
+
+def _are_apart(one: Body, other: Body) -> bool:
+  """Returns whether a frame that shows both bodies has them in two places."""
+  _, i, j = np.intersect1d(one.frames, other.frames, True, return_indices=True)
+  distances = np.linalg.norm(one.joints[i] - other.joints[j], axis=-1)
+  return bool((distances.mean(axis=1) > _SAME).any())
