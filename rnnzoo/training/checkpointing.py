@@ -161,7 +161,7 @@ class Checkpoints:
   def restore_best(self, best: Any) -> tuple[Any, dict] | None:
     """Returns (best, progress) of the latest good checkpoint; see `restore`."""
     restored = self._restore(repair=False, best=best)
-    return restored and (restored['best'], restored['progress'])
+    return (restored['best'], restored['progress']) if restored else None
 
   def _restore(self, repair: bool, **like: Any) -> dict[str, Any] | None:
     """Returns the items of the latest good checkpoint, or None.
