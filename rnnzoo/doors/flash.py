@@ -383,11 +383,8 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
   array = checks.array(given, name)
   checks.real(array, name)
   if array.ndim != len(axes):
-    hint = ''
-    if 'T' in axes and array.ndim == len(axes) - 1:
-      hint = (
-          f' One step has an axis too: {name}[{":, " * axes.index("T")}None].'
-      )
+    step = f'{name}[{":, " * axes.find("T")}None]'
+    hint = f' One step has an axis too: {step}.' if 'T' in axes else ''
     raise ValueError(
         f'{name} must have the axes {axes}, got shape {array.shape}.{hint}'
     )

@@ -250,9 +250,8 @@ def _order(carry: Any, wanted: tuple[int, ...]) -> str:
   if not batch or shape == wanted or list(shape[1:]) != batch:
     return ''
   return (
-      ' Its first axis seems to be the hidden size: a program that calls'
-      ' initialize_carry(hidden_size, *batch_size) has to call'
-      ' initialize_carry(batch_size, hidden_size) here.'
+      ' Its first axis seems to be the hidden size: initialize_carry(hidden,'
+      ' *batch) of older programs is initialize_carry(batch, hidden) here.'
   )
 
 

@@ -19,7 +19,7 @@ attention, V tokens.
 References:
   Cho et al., Learning phrase representations using RNN encoder-decoder, 2014.
   Bahdanau et al., Neural machine translation by jointly learning to align and
-  translate, 2015: equations 4 to 6.
+  translate, 2015: equations 4 to 6, appendix A.1.2.
   Bengio et al., Scheduled sampling for sequence prediction, 2015.
 """
 
@@ -44,17 +44,6 @@ from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
 from rnnzoo.models import decoding
-
-# Attention: which steps of a sequence matter to a query.
-#
-#     a_s = softmax_s(v . tanh(W_q q + W_k y_s)),    context = sum_s a_s y_s
-#
-# Dimensions: B batch, S steps of the source, C features of its values y, F of
-# the query q, A hidden ones.
-#
-# References: Bahdanau et al., Neural machine translation by jointly learning to
-# align and translate, 2015: equations 5 and 6, and their appendix A.1.2.
-
 
 Array = jax.Array
 
@@ -562,11 +551,10 @@ def _check_single_steps(decoder: sequence_layer.SequenceLayer) -> None:
     drops = isinstance(part, stack.Stack) and part._drops()
     if drops or isinstance(part, nnx.BatchNorm):
       raise ValueError(
-          'The decoder takes single steps, with attention or where'
-          ' teacher_forcing is not 1, and these drop nothing and update no'
-          f' averages, so it can train with no {type(part).__name__} that'
-          ' does; a decoder without dropout_rate and with norm=None or'
-          " 'layer' would work."
+          'With attention, or teacher_forcing other than 1, the decoder takes'
+          ' single steps, which drop nothing and update no averages, but its'
+          f' {type(part).__name__} does; a decoder without dropout_rate and'
+          " with norm=None or 'layer' would work."
       )
 
 

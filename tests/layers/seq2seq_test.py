@@ -120,7 +120,7 @@ class Seq2SeqTest(parameterized.TestCase):
           rngs=nnx.Rngs(0),
           **options,
       )
-      with self.assertRaisesRegex(ValueError, f'with no {name} that does'):
+      with self.assertRaisesRegex(ValueError, f'but its {name} does'):
         model(SOURCE, TARGET, rngs=nnx.Rngs(0))
 
   @pytest.mark.slow

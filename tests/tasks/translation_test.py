@@ -279,7 +279,7 @@ class TaskTest(parameterized.TestCase):
       (
           {'source': 'files'},
           FileNotFoundError,
-          'data.train_source: there is no',
+          'data.train_source must name a text file, and is',
       ),
       ({'max_length': 1}, ValueError, 'every pair of lines to train on has'),
       (

@@ -118,12 +118,12 @@ def _check_labels(file: pathlib.Path, labels) -> None:
       if words[:1] == ['@data']:
         return
       if words[:2] == ['@classlabel', 'true'] and words[2:]:
-        odd = [i for i, y in enumerate(labels) if y.lower() not in words[2:]]
-        if odd:
-          raise ValueError(
-              f'{file}: series {odd[0]} has the label {labels[odd[0]]!r}, but'
-              f' the header lists {", ".join(words[2:])}'
-          )
+        for i, label in enumerate(map(str, labels)):
+          if label.lower() not in words[2:]:
+            raise ValueError(
+                f'{file}: series {i} has the label {label!r}, but the header'
+                f' lists {", ".join(words[2:])}'
+            )
 
 
 def _missing(name: str, folder: pathlib.Path) -> str:
