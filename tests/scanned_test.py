@@ -221,7 +221,7 @@ class ScannedRNNTest(parameterized.TestCase):
         (lambda: lstm(start, (ins, resets)), 'got an array of shape'),
         (
             lambda: rnn(rnn.initialize_carry(FEATURES, BATCH), (ins, resets)),
-            r'\(8, 3\).* has to call initialize_carry\(batch_size, hidden',
+            r'\(8, 3\).* is initialize_carry\(batch, hidden\) here',
         ),
         (lambda: rnn.initialize_carry(8, 3, 4), r'\(\(batch, agents\), hidden'),
         (lambda: rnn.initialize_carry(-1, 8), 'batch_size must be'),
