@@ -1,8 +1,8 @@
 """Cases: a layer at a shape, in a dtype, with or without its projection.
 
 `problems` makes the arrays and functions of a case. `suites` lists the cases
-that are timed; `dense_checks.txt` and `linear_checks.txt` those that are only
-checked.
+that are timed; `dense_checks.txt` and `linear_checks.txt` list cases that are
+only checked.
 """
 
 from collections.abc import Sequence
@@ -107,7 +107,7 @@ class Case:
       the carry starts from zero.
     checked: whether it is not timed. It then returns and differentiates
       everything that it can.
-    options: of a check.
+    options: the options of a check.
     param_dtype: dtype of the parameters, in the suite 'devices'.
     directions: the passes that are timed.
   """

@@ -8,8 +8,8 @@ the dtype of the parameters, `param_dtype`.
 
 'time_devices' has a linear recurrence with time over all devices.
 
-Before anything is timed, the results of all devices are compared with those of
-one device that computes all. Then one device and all of them take turns.
+Before anything is timed, the results of all devices are compared with one
+device's results for all. Then one device and all devices take turns.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,7 @@ from rnnzoo.training import files
 from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 
-# Names of what a sweep or a comparison writes beside runs.
+# Names that a sweep or a comparison writes beside runs.
 _BESIDE_RUNS = re.compile(r'comparisons?|comparison\.(md|png)|.*\.log')
 
 # The level of the two-sided interval of the mean.

@@ -71,7 +71,7 @@ def _without_nan(content: Any) -> Any:
 
 
 def digest(content: Any) -> str:
-  """Returns a digest of content, the same after a round trip by JSON."""
+  """Returns a digest of content; a round trip by JSON does not change it."""
   # Keys that are numbers are sorted as the strings that they become.
   text = json.dumps(json.loads(json_text(content)), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""From results of examples to the numbers of an epoch and of a test."""
+"""Turns results of examples into the numbers of an epoch and of a test."""
 
 from collections.abc import Mapping, Sequence
 import math

@@ -51,7 +51,7 @@ class Placement(NamedTuple):
     return {'out_shardings': NamedSharding(self.mesh, PartitionSpec())}
 
   def replicate(self, tree: T) -> T:
-    """Returns a tree of arrays, the same in all processes, on all devices."""
+    """Returns a tree of arrays, equal in all processes, on all devices."""
     if self.mesh is None:
       return tree
     return jax.jit(lambda leaves: leaves, **self.outputs())(tree)

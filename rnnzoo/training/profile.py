@@ -33,7 +33,7 @@ PARTS = (
 )
 _INSTRUCTION = re.compile(r'%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"')
 _PART = re.compile(rf'\b({"|".join(PARTS)})\b')
-# Their events last as long as the events of the operators inside of them.
+# Their events last as long as the events of the operators inside.
 _CONTROL = re.compile(r'(while|conditional|call)(\.\d+)*$')
 
 # Steps of a trace; a profiler keeps a limited number of events.
@@ -71,7 +71,7 @@ def read(
 
   Returns:
     The operators; the microseconds from the start of the first to the end of
-    the last; and how many of these no operator ran.
+    the last; and the microseconds in which no operator ran.
 
   Raises:
     ValueError: there is no trace, or no operator in it.

@@ -1,9 +1,8 @@
 """The records of a seed while it trains, kept by the first process.
 
 An epoch is on the terminal, in TensorBoard's events, in metrics.csv and in
-seconds.csv, a sample of text in samples.txt. All of these are written before
-the epoch's checkpoint: an epoch that a checkpoint counts as done is done for
-good.
+seconds.csv, a sample of text in samples.txt. All records are written before the
+epoch's checkpoint: an epoch that a checkpoint counts as done is done for good.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import processes
 
-# Where no terminal shows a moving bar, a line this many seconds apart.
+# Seconds between lines where no terminal shows a moving bar.
 _LINE_INTERVAL = 10.0
 
 
@@ -199,7 +198,7 @@ class EpochTimes:
     self.extend()
 
   def extend(self) -> None:
-    """The checkpoint is done as well: counts its time to the same epoch."""
+    """Counts the time of the epoch's checkpoint to the epoch as well."""
     seconds = self._laps.get('training')
     rate = round(self._num_examples / seconds, 1) if seconds else None
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -243,12 +242,12 @@ class EpochTimes:
 class Events:
   """TensorBoard events of one seed. Use as a context manager.
 
-  Every write is on disk when it returns, as tensorboardX's own SummaryWriter,
-  which has a thread for it, does not promise: what a checkpoint counts as done
-  must not be lost by a kill.
+  Every write is on disk when it returns: a kill must not lose an epoch that a
+  checkpoint counts as done. tensorboardX's own SummaryWriter, which writes in a
+  thread, does not promise this.
 
   Args:
-    directory: where the event files go.
+    directory: the folder of the event files.
     dataset: the name of the data set, written as a text.
     first_epoch: events of an earlier process from this epoch on are void.
   """
@@ -353,7 +352,7 @@ def make_samples(
   """
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
   graphdef, _ = nnx.split(abstract)
-  # On one device of this process: the other processes do not sample.
+  # On one device of this process: no other process samples.
   here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
   model = nnx.merge(graphdef, *here)
   key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
@@ -467,7 +466,7 @@ class Records:
       is_best: whether it is the best one.
 
     Returns:
-      The seconds since the last checkpoint, the same in all processes.
+      The seconds since the last checkpoint, equal in all processes.
     """
 
     def write():

@@ -104,10 +104,10 @@ def summarize(
 
   Returns:
     The std is the population's (divided by the number of seeds), as in
-    the published tables that we compare with. Where a seed has no finite
-    number, neither have mean and std: they are None. 'diverged' lists the seeds
-    whose training ended with a loss that was not finite. 'splits' has what
-    'test' has for each further split, if there are such.
+    the published tables that we compare with. If a seed has no finite number,
+    mean and std are None. 'diverged' lists the seeds whose training ended with
+    a loss that was not finite. 'splits' has the entries of 'test' for each
+    further split, if there are any.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)

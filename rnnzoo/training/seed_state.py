@@ -1,6 +1,6 @@
 """How far the training of one seed has come, and when it ends.
 
-Several processes draw the same conclusions, since they have the same numbers.
+Several processes draw equal conclusions, since they have equal numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ class SeedState:
       next_rate: returns the learning rate of the next step; None to go on
         whatever it is.
       lesson_epochs: how many epochs train on lessons that come first. No
-        patience counts them, and once they are over none of them is the best.
+        patience counts these epochs, and once they are over none is the best.
     """
     row, epoch = self.history[-1], len(self.history)
     is_lesson = epoch <= lesson_epochs

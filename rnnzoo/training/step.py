@@ -1,11 +1,11 @@
 """The compiled functions of an experiment: initialise, train, evaluate.
 
 One call of `train_steps` or `train_epoch` does many steps in a loop on the
-device. The state carries all that the next call needs, so it does not matter
-where calls of `train_steps` begin and end: the numbers are the same.
+device. The state carries all that the next call needs, so the numbers do not
+depend on where calls of `train_steps` begin and end.
 
-On several devices the functions are the same. Each device works on its part of
-a batch, and they sum gradients, losses and BatchNorm's statistics: batches are
+The functions also run on several devices. Each device works on its part of a
+batch, and they sum gradients, losses and BatchNorm's statistics: batches are
 global, and dropout draws its masks for the global batch.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
@@ -41,9 +41,9 @@ class TrainState(NamedTuple):
     optimizer: the optimiser's state.
     step: int32 [], steps done since the start of training.
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
-    scores: float32 [] each, the same sum of each score that is a metric.
-    gradient_norm: float32 [], the same sum of the whole gradient's norm before
-      anything is done to it, without steps that were skipped.
+    scores: float32 [] each, a sum like `loss` of each score that is a metric.
+    gradient_norm: float32 [], a sum like `loss` of the whole gradient's norm
+      before anything is done to it, without steps that were skipped.
     loss_scale: the factor of the loss in float16; None for none.
     skipped: int32 [], steps that were skipped since the start of training.
   """
@@ -89,9 +89,9 @@ class Program(NamedTuple):
     evaluate: (params, statistics, split, predict=False) -> the results of all
       its examples, numpy arrays [N, ...]. Predictions are None unless asked
       for, and a list for buckets.
-    at_once: a `Program` of the same functions for several seeds in one call:
-      states, orders, scales, keys and results have a leading axis, one entry a
-      seed. Its `init` and `shuffle` take one seed.
+    at_once: a `Program` whose functions take several seeds in one call: states,
+      orders, scales, keys and results have a leading axis, one entry a seed.
+      Its `init` and `shuffle` take one seed.
   """
 
   steps_per_epoch: int
@@ -404,7 +404,7 @@ def evaluate(
     batches_of: (N) -> int32 [S, B], the examples of each batch.
     params: the parameters.
     statistics: all else that the model stores.
-    split: what `load` returned, or examples.
+    split: a result of `load`, or examples.
     predict: whether predictions are wanted.
   """
   if not isinstance(split, Mapping | Loaded):

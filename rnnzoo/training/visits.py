@@ -91,14 +91,14 @@ class Visits:
       self.steps_per_epoch = sum(self._counts)
 
   def order(self, key: jax.Array, epoch: jax.typing.ArrayLike) -> Any:
-    """Returns the order of an epoch: int32 [S, B], or that of buckets.
+    """Returns the order of an epoch: int32 [S, B], or a `BucketOrder`.
 
-    The last batch is filled up with the first examples of the same order, so
-    every example is seen in every epoch. A generator has the key itself.
+    The last batch is filled up with the first examples of the order, so every
+    example is seen in every epoch. A generator has the key itself.
 
     Args:
       key: the key of the seed.
-      epoch: which one.
+      epoch: the epoch's number.
     """
     if self._generator:
       return key
@@ -139,8 +139,8 @@ class Visits:
     Args:
       function: takes a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or arrays [K, B, ...] with a
-        `PieceOrder`; buckets of these; the `Lesson` of a generator.
-      order: what `order` returned, or a `PieceOrder`.
+        `PieceOrder`; buckets of such arrays; the `Lesson` of a generator.
+      order: a result of `order`, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:
