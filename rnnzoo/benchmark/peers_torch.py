@@ -143,7 +143,7 @@ def _module(torch: Any, ours: Any, **options: Any) -> Any:
 
 
 def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """torch.nn's module by torch.compile.
+  """torch.nn's module through torch.compile.
 
   By default torch.compile calls the library for these modules, as eager does;
   `torch._dynamo.config.allow_rnn` has it trace every step.

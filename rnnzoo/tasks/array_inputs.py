@@ -14,7 +14,7 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
 
   Args:
     given: arrays [B, ...], as a user gave them.
-    names: of arrays that must be among them; none for arrays without names.
+    names: names of arrays that must be there; none for arrays without names.
 
   Raises:
     ValueError: they are something else.
@@ -45,11 +45,11 @@ def counts(
   """Returns how much of each row is data, int32 [B].
 
   Args:
-    given: as a user gave them.
-    name: of the array.
-    batch: B.
+    given: the counts, as a user gave them.
+    name: the array's name.
+    batch: the batch size B.
     most: the largest count.
-    of: says of what that is the number.
+    of: words for `most`, as 'the steps of x'.
     row: the word for one row of the batch.
 
   Raises:

@@ -1,8 +1,8 @@
 """The protocol between a task and the training loop.
 
 A task hands over its data, a way to build the model, and a function from a
-batch of examples to numbers for each of them. All else, this module's hooks,
-is there for tasks that need it and does nothing by default.
+batch of examples to numbers for each example. All else, this module's hooks, is
+there for tasks that need it and does nothing by default.
 
 Dimensions: N examples of a split, B batch, T time.
 """
@@ -25,7 +25,7 @@ from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 
-# Arrays by name. All have the same leading axis, one entry an example.
+# Arrays by name. Their leading axes are alike, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
 
 
@@ -37,10 +37,10 @@ class Generator(NamedTuple):
       It is traced into the training step, and its key is a function of the
       seed and the step.
     steps_per_epoch: how many batches count as an epoch.
-    lessons: (epochs, make_batch) pairs that come first, in turn, such as those
-      of shorter sequences.
-    source: arrays that batches are made of, such as a text. A run goes on with
-      the same ones alone.
+    lessons: (epochs, make_batch) pairs that come first, in turn, such as
+      lessons of shorter sequences.
+    source: arrays that batches are made of, such as a text. A run is resumed
+      with equal arrays only.
   """
 
   make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
@@ -81,7 +81,7 @@ class Metric(NamedTuple):
     of: computes it from the means of losses and scores by name, 'loss' being
       the loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
-    unit: what scores of its name are counted in.
+    unit: the unit in which scores of its name are counted.
   """
 
   name: str
@@ -152,11 +152,11 @@ class Task(abc.ABC):
       metric file carries it.
     splits: 'train', 'validation', 'test', and others, with sequences of other
       lengths say, on which the best model is evaluated as on the test. Each is
-      a mapping of arrays [N, ...] or several of them, buckets; 'train' may be a
-      `Generator`.
+      a mapping of arrays [N, ...] or several mappings, buckets; 'train' may be
+      a `Generator`.
     batch_size: examples of one training step.
-    metrics: those that compare models, the main one first. The loss need not
-      be named.
+    metrics: the metrics that compare models, the main one first. The loss need
+      not be named.
     label_smoothing: `config.model.label_smoothing` of a task that smooths
       labels; else nothing but zero is allowed there.
   """
@@ -199,7 +199,7 @@ class Task(abc.ABC):
       model: the best one.
       split: the name of the split.
       predictions: `Evaluation.predictions` of all of it, as numpy arrays
-        [N, ...]; for buckets, a list of these.
+        [N, ...]; for buckets, a list of such arrays.
 
     Returns:
       Numbers, one for each metric `at_test`, and all else that result.json is
@@ -219,7 +219,7 @@ class Task(abc.ABC):
     files are written by the first.
 
     Args:
-      results: of each seed, the content of its result.json.
+      results: the content of each seed's result.json.
       best_model: (seed) -> its best model. Not to be called where files are
         written.
     """
@@ -243,7 +243,7 @@ class Task(abc.ABC):
     It begins with `task = cls.__new__(cls)` instead of `__init__`.
 
     Args:
-      config: of the run.
+      config: the run's config.
       described: the result of `describe`, tuples as lists.
 
     Raises:
@@ -318,7 +318,7 @@ class Task(abc.ABC):
     Args:
       model: a trained one.
       prompt: how the text begins.
-      key: of all random choices.
+      key: the key of all random choices.
       length: how much follows the prompt; None for the task's own.
       temperature: divides logits; None for the task's own.
 
@@ -448,7 +448,7 @@ def confusion_metrics(
   Args:
     labels: the true classes [N].
     predictions: the predicted ones [N].
-    num_classes: of which some may occur in neither.
+    num_classes: number of classes, of which some may occur in neither.
 
   Returns:
     Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
@@ -475,7 +475,7 @@ def confusions_report(
   """Returns the confusions of all seeds together, and their figure.
 
   Args:
-    results: of each seed, with those of `confusion_metrics` in 'test'.
+    results: each seed's results, with `confusion_metrics` in 'test'.
     class_names: one name a class.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]
@@ -508,9 +508,9 @@ def check(
   """Raises ValueError where more than 8 GiB would be padding for the most part.
 
   Args:
-    lengths: of the sequences, which are padded to the longest.
+    lengths: steps of the sequences, which are padded to the longest.
     step_bytes: the size of a step.
-    remedy: says what would work, without a full stop.
+    remedy: a sentence on what would work, without a full stop.
   """
   lengths = np.asarray(lengths, np.int64)
   steps = len(lengths) * int(lengths.max())

@@ -15,8 +15,8 @@ def check(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
   """Returns tokens as int32 [B, T].
 
   Args:
-    given: as a user gave them.
-    num_tokens: tokens are from 0 to this, excluded.
+    given: the tokens, as a user gave them.
+    num_tokens: upper bound of tokens, excluded.
     least: the least T.
 
   Raises:
@@ -49,8 +49,8 @@ def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
 
   Args:
-    given: the same, as a user gave it.
-    num_tokens: as for `check`.
+    given: such a mapping, as a user gave it.
+    num_tokens: upper bound of tokens, excluded.
 
   Raises:
     ValueError: it is something else.

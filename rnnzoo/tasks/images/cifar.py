@@ -1,4 +1,4 @@
-"""Sequential CIFAR-10: what is on an image that comes piece by piece?
+"""Sequential CIFAR-10: classifies an image that comes piece by piece.
 
 Four readings of an image of height x width pixels (32 x 32) with 3 channels:
 
@@ -174,7 +174,7 @@ class SequentialCifar(protocol.Classification):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    In evaluation, without `rngs`, an image's noise is always the same.
+    In evaluation, without `rngs`, an image's noise never changes.
     """
     logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
@@ -264,7 +264,7 @@ def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
   Args:
     name: one of `smnist.SCALINGS`.
-    images: of the training split, from 0 to 1, [N, height, width, channels].
+    images: the training split, from 0 to 1, [N, height, width, channels].
   """
   channels = np.split(images, images.shape[-1], axis=-1)
   pairs = [smnist.scaling(name, channel) for channel in channels]

@@ -182,7 +182,7 @@ def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
 
   Args:
     name: one of `SCALINGS`.
-    pixels: of the training split, from 0 to 1.
+    pixels: pixels of the training split, from 0 to 1.
   """
   if name == 'minmax':
     return 0.0, 1.0
@@ -204,9 +204,9 @@ def split_validation(
 
   Args:
     num_examples: how many there are to split.
-    fraction: how much of them validates, rounded to a whole example.
-    seed: of `np.random.RandomState`, whose stream never changes, so that the
-      split is the same on every machine.
+    fraction: the share that validates, rounded to a whole example.
+    seed: seed of `np.random.RandomState`, whose stream never changes, so that
+      the split is equal on every machine.
 
   Raises:
     ValueError: one of the two would be empty.

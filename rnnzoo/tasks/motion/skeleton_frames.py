@@ -1,8 +1,8 @@
 """Frames of skeletons: which ones a model sees, and from where.
 
 A recording is cut into T segments of equal length, and a model sees one frame
-of each: a random one in training, so that no two epochs see the same, and in
-evaluation several fixed random choices, whose logits are averaged. Training
+of each: a random one in training, so that no two epochs see equal frames, and
+in evaluation several fixed random choices, whose logits are averaged. Training
 may also turn and scale the whole recording.
 
 Dimensions: N recordings, B batch, L frames of the longest recording, T
@@ -71,7 +71,7 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
 def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
   """Returns the middle of the main body's spine in each frame, [..., 3].
 
-  Where the main body is absent, the spine of the other body replaces it.
+  If the main body is absent, the second body's spine serves.
 
   Args:
     spines: [..., 2, 3], the middle of each body's spine.

@@ -1,8 +1,8 @@
 """Human activity recognition: six activities, from a phone at the waist.
 
 UCI HAR has windows of 128 steps (2.56 s at 50 Hz) of nine signals, of 30
-people; those of the test are others than those of the training set. People are
-split off for validation, too, since windows of one person are alike.
+people; nobody is in both the test and the training set. People are split off
+for validation, too, since windows of one person are alike.
 
 The archive is read as it is unpacked:
 
@@ -11,9 +11,9 @@ The archive is read as it is unpacked:
       train/y_train.txt                       an activity a line, from 1 to 6
       train/subject_train.txt                 a person a line
       train/Inertial Signals/body_acc_x_train.txt     a window of 128 a line
-      test/...                                the same
+      test/...                                as in train
 
-Where it is not there, BasicMotions of the UEA archive stands in for it: four
+If it is not there, BasicMotions of the UEA archive stands in for it: four
 motions, from a watch.
 
 References:

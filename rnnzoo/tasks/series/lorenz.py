@@ -6,7 +6,7 @@ The model sees (x, y, z) of a trajectory, step by step, and after each step
 predicts the state `horizon` steps later. Trajectories are integrated by the
 classical Runge-Kutta method in float64, from random points, and begin when they
 are on the attractor. Two that are close come apart by e in about 1.1 units of
-time, so a horizon beyond a few of these cannot be predicted.
+time, so a horizon beyond a few such units cannot be predicted.
 
 References:
   Lorenz, Deterministic nonperiodic flow, 1963, eqs. 25 - 27.
@@ -121,8 +121,8 @@ def trajectories(
   """Returns states on the attractor, float64 [count, length, 3].
 
   Args:
-    rng: of the points where trajectories start.
-    count: of trajectories.
+    rng: generator of the points where trajectories start.
+    count: number of trajectories.
     length: states of each.
     interval: units of time from one state to the next.
   """

@@ -33,8 +33,8 @@ def check(
 ) -> Any:
   """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
 
-  Where there are lengths, steps beyond a sequence's end are zero. Where there
-  is a shift, x - shift stands in a mapping as 'centred', and x does not.
+  With lengths, steps beyond a sequence's end are zero. With a shift, x - shift
+  stands in a mapping as 'centred', and x does not.
 
   Args:
     inputs: x, or a mapping with 'x' and maybe 'lengths'.

@@ -235,13 +235,13 @@ def balanced(
   """Returns which examples to take so that all classes are as frequent.
 
   Args:
-    labels: of the examples to choose from.
-    num_examples: N, how many to choose. Where the classes do not divide it, the
+    labels: labels of the examples to choose from.
+    num_examples: N, how many to choose. If the classes do not divide it, the
       first have one more.
-    num_classes: that they are of.
+    num_classes: the number of classes.
 
   Returns:
-    Indices, ascending, N of them, or fewer where a class is too rare.
+    N indices, ascending, or fewer where a class is too rare.
   """
   each, more = divmod(num_examples, num_classes)
   chosen = [

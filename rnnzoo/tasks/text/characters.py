@@ -2,11 +2,11 @@
 
 The text is any file that `text_files.read` reads, cut into a part to train on,
 one to validate and one to test, in this order. Training sees windows that begin
-anywhere; the others are read in windows one after another, each from an empty
-memory, and every character but the first of a part is predicted once. The first
-characters of a window are predicted from little context. Validation has windows
-as long as those of training; the test can have longer ones, which show a model
-as it is used on a stream.
+anywhere; validation and test are read in windows one after another, each from
+an empty memory, and every character but the first of a part is predicted once.
+The first characters of a window are predicted from little context. Validation
+has windows as long as in training; the test can have longer ones, which show a
+model as it is used on a stream.
 
 References:
   Karpathy, char-rnn, 2015: tiny Shakespeare, 90 / 5 / 5 %.
@@ -211,7 +211,7 @@ class Characters(protocol.Task):
       model: a trained one.
       prompt: how the text begins; '' for a new line or, where the text has
         none, its first character by code point.
-      key: of all random choices.
+      key: the key of all random choices.
       length: characters after the prompt; None for the config's.
       temperature: divides the logits, 0 for the most likely character; None for
         the config's.
@@ -281,9 +281,9 @@ def read(path: str) -> tuple[str, str]:
   """Returns the name of a text, and the text.
 
   Args:
-    path: of a file that `text_files.read` reads; '' for the documentation of
-      Python's own topics, which differs from one Python to the next: its name
-      says of which it is.
+    path: path of a file that `text_files.read` reads; '' for the documentation
+      of Python's own topics, which differs from one Python to the next: its
+      name tells which Python.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -325,9 +325,9 @@ def random_windows(
 
   Args:
     tokens: [N], N > T.
-    batch_size: B.
+    batch_size: the batch size B.
     context: T.
-    key: of the places.
+    key: the key of the places.
   """
   starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
   return {'tokens': tokens[starts[:, None] + jnp.arange(context + 1)]}

@@ -13,8 +13,8 @@ from rnnzoo.models import decoding
 _WORD = r"'\w+|\w+|[^\w\s]"
 KINDS = ('words', 'characters', 'subwords')
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
-# Where a line begins or words have, as a rule, no space between them; the
-# newline is the place.
+# Places where a line begins or words have, as a rule, no space between them;
+# the newline is the place.
 _CLOSE = re.compile(r"^ \n|\n[,.;:!?)'\]]|[([]\n|\w\n- \w|\w -\n\w")
 # The first letter of a token of words that departs from this rule. It is no
 # letter of a word, so no other token has it before more letters.
