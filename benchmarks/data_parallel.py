@@ -119,7 +119,7 @@ def step_ms(model: Model, n: int, overhead: float, by) -> float:
   """Returns the milliseconds of a step on n devices.
 
   Args:
-    model: as measured on one device.
+    model: a step as measured on one device.
     n: number of devices.
     overhead: milliseconds of a sum besides its bytes and messages.
     by: `ring_ms` or `tree_ms`, between hosts.

@@ -127,7 +127,7 @@ def made(heads: str, line: str, items: Iterable[Row]) -> list[str]:
 
   Args:
     heads: text with ' | ' between cells.
-    line: as `heads`, a format of the fields of an item.
+    line: a format of an item's fields, with ' | ' between cells.
     items: the lines.
   """
   cells = [line.format(**item).split(' | ') for item in items]

@@ -65,7 +65,7 @@ def run(step, parameters, x, steps: int, late: float = 0.0):
     step: the compiled step.
     parameters: the first parameters.
     x: a batch.
-    steps: their number.
+    steps: the number of steps.
     late: seconds for which this process sleeps in the middle.
   """
   start = time.perf_counter()

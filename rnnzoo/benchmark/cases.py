@@ -101,7 +101,7 @@ class Case:
     layer: a name that `problems.layer_class` knows, 'linear_scan', or
       'projection', which is the matrix product of MinGRU's projection alone.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
-    implementations: to be compared with the reference and with each other.
+    implementations: paths to compare with the reference and each other.
     drawn: whether parameters and initial carry are random, of a size for which
       rounding errors do not grow. Otherwise parameters are as initialised, and
       the carry starts from zero.

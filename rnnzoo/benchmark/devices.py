@@ -72,7 +72,7 @@ class _Program:
   Attributes:
     whole: the arrays for all devices.
     part: the arrays for one device alone.
-    shardings: maps a kind of axis to shardings of the arrays.
+    shardings: function from a kind of axis to shardings of the arrays.
     limit: largest relative difference of a result.
     before: subtracted from results before they are compared.
   """

@@ -50,8 +50,8 @@ class _Run:
 
   Attributes:
     exact: whether it is the reference, in `Case.exact_dtype`.
-    compiling: None if it cannot be traced.
-    program: None until it is compiled.
+    compiling: its compilation; None if it cannot be traced.
+    program: the program; None until it is compiled.
     right: whether its errors are within their limits.
   """
 
@@ -130,7 +130,7 @@ class _Group:
   """A case and its programs, to be checked and timed together.
 
   Attributes:
-    problem: None if its arrays cannot be drawn.
+    problem: the problem; None if its arrays cannot be drawn.
     exact: the reference, where there is something to compare with it.
     scan: the yardstick of errors, where there is one.
   """

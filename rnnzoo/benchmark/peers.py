@@ -45,7 +45,7 @@ class Peer:
     package: its distribution, as pip knows it.
     module: the module that shows whether it is installed.
     layers: the names in `LAYERS` of layers that it has.
-    program: makes a call of ours, arrays, dtype and direction.
+    program: function of ours, arrays, dtype and direction that makes a call.
   """
 
   package: str

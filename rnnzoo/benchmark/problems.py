@@ -107,7 +107,7 @@ class Problem:
 
   Attributes:
     arguments: arrays by name, and weights: cotangents of the results.
-    make: maps (implementation, dtype) to a function of the arrays.
+    make: (implementation, dtype) -> a function of the arrays.
     traffic: the bytes that must be read and written at least, forward and with
       backward; () where memory bandwidth is not the limit.
   """

@@ -69,7 +69,7 @@ class Timer:
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
     from_host: whether calls that copy sequences from the host are timed too.
-    threads: that compile; if several, seconds of compilation mean little.
+    threads: compiling threads; if several, compilation times mean little.
     pace: length of samples.
   """
 

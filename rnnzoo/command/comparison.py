@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
   """A metric over the seeds of a run; None where a seed has no finite value.
 
   Attributes:
-    num_seeds: how many seeds there are.
+    num_seeds: the number of seeds.
     mean: the mean over the seeds.
     std: the standard deviation of the population, as in report.json.
     interval: half the width of the 95 % confidence interval of the mean, by

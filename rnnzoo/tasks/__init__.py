@@ -129,7 +129,7 @@ def find(name: str) -> Callable[[ml_collections.ConfigDict], Task]:
   """Returns the class of a task, or the function that makes it.
 
   Args:
-    name: one of `known()`.
+    name: a name in `known()`.
 
   Raises:
     ValueError: there is no such task, or its package cannot be imported.

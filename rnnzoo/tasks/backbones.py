@@ -114,7 +114,7 @@ def build(
   Args:
     model: `config.model`, as in `configs/base.py`, checked by `check`.
     in_features: the features of its inputs.
-    rngs: that parameters are drawn from.
+    rngs: the source of parameters.
     stack: function with `rnnzoo.Stack`'s arguments that makes it; None for
       `Stack`, or for `rnnzoo.DenseStack` where `config.model.dense` is set.
 
@@ -182,7 +182,7 @@ def build_language_model(
     model: `config.model`, checked by `check`; each of its `num_layers` is a
       block.
     num_tokens: the number of tokens in the vocabulary.
-    rngs: that parameters are drawn from.
+    rngs: the source of parameters.
     **options: more arguments of `models.LanguageModel`.
 
   Raises:

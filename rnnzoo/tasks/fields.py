@@ -21,7 +21,7 @@ class Rule(NamedTuple):
   """The values that a field may hold.
 
   Attributes:
-    text: says it, after 'must be'.
+    text: the rule in words, after 'must be'.
     allows: whether a value is allowed. Any type of value may be asked for.
   """
 
@@ -169,7 +169,7 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns a path with '~' replaced by the home directory.
 
   Args:
-    path: as it was given.
+    path: the path as it was given.
     name: the field that holds it, as 'config.data.path'; '' for none.
 
   Raises:
@@ -193,7 +193,7 @@ def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
   """Returns the path of a directory, there or not, as `expand` does.
 
   Args:
-    path: as it was given.
+    path: the path as it was given.
     name: the field or flag that holds it, as 'config.data.manual_dir'.
 
   Raises:

@@ -73,7 +73,7 @@ def plot_over_length(
     path: path of the file.
     title: the figure's title.
     accuracies: accuracies of each seed, by length.
-    seeds: their names.
+    seeds: names of the seeds.
     chance: the accuracy of a model that guesses.
     trained_to: the greatest length in training.
   """

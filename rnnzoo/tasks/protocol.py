@@ -36,7 +36,7 @@ class Generator(NamedTuple):
     make_batch: (key) -> arrays [B, ...] by name, with B the task's batch size.
       It is traced into the training step, and its key is a function of the
       seed and the step.
-    steps_per_epoch: how many batches count as an epoch.
+    steps_per_epoch: the number of batches that count as an epoch.
     lessons: (epochs, make_batch) pairs that come first, in turn, such as
       lessons of shorter sequences.
     source: arrays that batches are made of, such as a text. A run is resumed
@@ -54,7 +54,7 @@ class Generator(NamedTuple):
     """Returns the index of an epoch's lesson, or how many there are after all.
 
     Args:
-      epoch: which one, from 1.
+      epoch: the epoch's number, from 1.
     """
     for index, (num_epochs, _) in enumerate(self.lessons):
       if epoch <= num_epochs:
@@ -74,12 +74,12 @@ class Metric(NamedTuple):
   after every epoch for training and validation, and at the end for the test.
 
   Attributes:
-    name: as it stands in files: 'accuracy'.
+    name: its name in files: 'accuracy'.
     higher_is_better: whether it is.
     greatest: the greatest value that it can have, where higher is better.
-    form: how people read it, a format for numbers.
-    of: computes it from the means of losses and scores by name, 'loss' being
-      the loss: perplexity, say.
+    form: a format for people who read its numbers.
+    of: function of the means of losses and scores by name, 'loss' being the
+      loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
     unit: the unit in which scores of its name are counted.
   """
@@ -182,7 +182,7 @@ class Task(abc.ABC):
     """Returns the results of a batch; it is traced.
 
     Args:
-      model: one of `build_model`, with trained parameters.
+      model: a model of `build_model`, with trained parameters.
       examples: arrays [B, ...], rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -258,7 +258,7 @@ class Task(abc.ABC):
     It is called with concrete values, once a call.
 
     Args:
-      inputs: as a user gave them.
+      inputs: the inputs, as a user gave them.
 
     Raises:
       ValueError: they cannot be used.
@@ -269,7 +269,7 @@ class Task(abc.ABC):
     """Returns predictions for inputs as they are in `splits`; it is traced.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: arrays [B, ...].
 
     Raises:
@@ -293,7 +293,7 @@ class Task(abc.ABC):
     """Returns one line for each line given: `train.py --mode=predict`.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       lines: without their ends.
 
     Raises:
@@ -316,11 +316,11 @@ class Task(abc.ABC):
     out; whoever asks for them is told so.
 
     Args:
-      model: a trained one.
-      prompt: how the text begins.
+      model: a trained model.
+      prompt: the beginning of the text.
       key: the key of all random choices.
-      length: how much follows the prompt; None for the task's own.
-      temperature: divides logits; None for the task's own.
+      length: the length after the prompt; None for the task's own.
+      temperature: divisor of logits; None for the task's own.
 
     Raises:
       NotImplementedError: the task makes no text; the message says so.
@@ -393,7 +393,7 @@ class Classification(Task):
   """A task with classes: its metrics, and the figure of confusions.
 
   Attributes:
-    class_names: one name a class.
+    class_names: names of classes, one a class.
   """
 
   metrics = METRICS
@@ -476,7 +476,7 @@ def confusions_report(
 
   Args:
     results: each seed's results, with `confusion_metrics` in 'test'.
-    class_names: one name a class.
+    class_names: names of classes, one a class.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]
   matrix = np.sum(confusions, axis=0).tolist()

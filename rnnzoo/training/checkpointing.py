@@ -88,7 +88,7 @@ class Checkpoints:
     """Writes the checkpoint of `epoch`, and removes the last but one.
 
     Args:
-      epoch: how many epochs are done.
+      epoch: the number of epochs done.
       state: pytree of arrays that the next step needs.
       best: pytree of arrays, the model to be tested.
       progress: numbers and texts, in a form that JSON can hold.

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
   Attributes:
     examples: the examples for `Visits.visit`.
     order: the order that belongs to them.
-    num_steps: how many steps there are; gathered batches may be more.
+    num_steps: the number of steps; gathered batches may be more.
   """
 
   examples: Any
@@ -66,7 +66,7 @@ class Feed:
     placement: the devices.
     examples: the training split, as `training_split` returns it.
     key: the key of all permutations.
-    num_epochs: the last epoch.
+    num_epochs: the last epoch's number.
     keep_data_on: 'device', or 'host' for pieces of a few batches.
   """
 
@@ -181,7 +181,7 @@ def run_epoch(
     pieces: the examples of the epoch.
     scale: multiplies the learning rate.
     key: the key of dropout.
-    on_progress: is told, from time to time, how many steps are done.
+    on_progress: function that gets, at times, the number of steps done.
   """
   # An epoch may take minutes on a CPU, and another call costs next to nothing.
   # Several processes have to make equal calls, however long a call takes.

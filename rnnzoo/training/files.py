@@ -188,7 +188,7 @@ def make_directory(path: str, flag: str) -> pathlib.Path:
 
   Args:
     path: the directory.
-    flag: by which it was given.
+    flag: the flag by which it was given.
 
   Raises:
     ValueError: it is a file, or below one, or begins with the home of nobody.

@@ -35,7 +35,7 @@ class Seed:
 
   Attributes:
     seed: seeds initialisation, shuffling and dropout.
-    run: how far it has come.
+    run: the state of its training.
     feed: its training examples.
     key: the key of dropout.
     checkpoints: its checkpoints.

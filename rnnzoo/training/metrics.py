@@ -16,7 +16,7 @@ def of_examples(
 
   Args:
     evaluation: the results of all its examples.
-    metrics: in the order wanted.
+    metrics: the metrics, in the order wanted.
   """
   weights = None
   if evaluation.weights is not None:

@@ -143,9 +143,9 @@ def choose(
   Args:
     batch_size: examples of the global batch, which the number of devices
       divides.
-    num_devices: how many, of all processes together; None for as many as there
-      are and the batch can be split over, or one for several seeds at once.
-    seeds_at_once: how many seeds train in one call, which has one device.
+    num_devices: number of all processes together; None for as many as there are
+      and the batch can be split over, or one for several seeds at once.
+    seeds_at_once: the number of seeds in one call, which has one device.
 
   Raises:
     ValueError: there is no such number of devices, or it does not divide the

@@ -46,7 +46,7 @@ def initialize(
 
   Args:
     coordinator_address: host and port where process 0 listens.
-    num_processes: how many processes there are.
+    num_processes: the number of processes.
     process_id: the number of this process.
     detect: whether JAX finds the three in the environment of a cluster.
     heartbeat_seconds: a process that is silent for so long has ended.
@@ -152,8 +152,8 @@ def from_first(function: Callable[[], T]) -> T:
   """Returns in all processes the first one's value of a function.
 
   Args:
-    function: is called by the first process only. Its result, or the error that
-      it raises, is sent to its peers.
+    function: a function that only the first process calls. Its result, or the
+      error that it raises, is sent to its peers.
   """
   if jax.process_count() == 1:
     return function()
@@ -173,8 +173,8 @@ def one_after_first(function: Callable[[], T]) -> T:
   """Returns this process's value of a function; the first one calls first.
 
   Args:
-    function: may leave files on a shared disk for its peers. If it raises in
-      one process, all raise.
+    function: a function that may leave files on a shared disk for its peers. If
+      it raises in one process, all raise.
   """
   results: list[T] = []
   from_first(lambda: results.append(function()))

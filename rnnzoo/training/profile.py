@@ -49,7 +49,7 @@ class Operator(NamedTuple):
     name: its HLO instruction or, on a GPU, its kernel.
     part: the part of the model, one of `PARTS` or 'other'.
     direction: 'forward' or 'backward'.
-    runs: how often it ran.
+    runs: the number of its runs.
     microseconds: the sum of its times.
   """
 
@@ -66,7 +66,7 @@ def read(
   """Returns the operators of a directory's latest trace, the longest first.
 
   Args:
-    directory: the one that `jax.profiler.trace` wrote to.
+    directory: the folder that `jax.profiler.trace` wrote to.
     program_text: the compiled program, from `as_text()`.
 
   Returns:
@@ -189,7 +189,7 @@ def table(
     operators: the longest first.
     span: microseconds from the start of the first to the end of the last.
     gaps: microseconds without an operator.
-    num_steps: how many steps were traced.
+    num_steps: the number of traced steps.
   """
   busy = sum(row.microseconds for row in operators)
   count = sum(row.runs for row in operators)

@@ -37,9 +37,9 @@ class Progress:
 
   Args:
     label: the name of the seed.
-    num_steps: how many steps there are in all.
+    num_steps: the number of steps in all.
     metrics: the metrics of an epoch.
-    done: how many steps an earlier process did.
+    done: the number of steps that an earlier process did.
   """
 
   def __init__(
@@ -147,7 +147,7 @@ class EpochTimes:
   Args:
     path: the file; rows of an earlier process are kept.
     dataset: the name of the data set.
-    done: how many epochs are done; rows of later ones are void.
+    done: the number of epochs done; rows of later ones are void.
     num_examples: examples of an epoch.
 
   Raises:
@@ -174,7 +174,7 @@ class EpochTimes:
     """An epoch begins; returns whether it is the first one of its lesson.
 
     Args:
-      lesson: which one, where a step is compiled for each.
+      lesson: the lesson's index, where a step is compiled for each.
     """
     self._is_first = lesson not in self._lessons
     self._lessons.append(lesson)
@@ -316,7 +316,7 @@ class Samples:
   Args:
     path: the file; samples of an earlier process are kept.
     dataset: the name of the data set.
-    done: how many epochs are done; samples of later ones are void.
+    done: the number of epochs done; samples of later ones are void.
 
   Raises:
     RunFileError: the file is damaged.
@@ -344,11 +344,11 @@ def make_samples(
   """Returns a sample of the model as it is after an epoch, without a prompt.
 
   Args:
-    task: one that makes text.
+    task: a task that makes text.
     parameters: (parameters, statistics), whole on each device.
     key: the key of dropout in the seed's training; the sample is a function of
       it, of the parameters and of the epoch.
-    epoch: which one.
+    epoch: the epoch's number.
   """
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
   graphdef, _ = nnx.split(abstract)
@@ -390,8 +390,8 @@ class Records:
 
   Args:
     experiment: the experiment from `prepare`.
-    seed: which of its seeds.
-    done: how many epochs an earlier process did.
+    seed: one of its seeds.
+    done: the number of epochs that an earlier process did.
 
   Raises:
     RunFileError: a file is damaged.
@@ -431,7 +431,7 @@ class Records:
     """An epoch begins.
 
     Args:
-      lesson: which one of the `Generator`; the step is compiled for each.
+      lesson: index of the `Generator`'s lesson; the step is compiled for each.
     """
     if processes.is_first() and self._times.start(lesson):
       self._progress.compiling()

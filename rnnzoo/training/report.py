@@ -98,7 +98,7 @@ def summarize(
   Args:
     name: the name of the experiment.
     changed: the fields in which it differs from the config of its name.
-    results: one a seed, as the loop writes them to result.json.
+    results: results of each seed, as the loop writes them to result.json.
     metrics: the metrics of the task.
     numbers: entries that the task adds.
 

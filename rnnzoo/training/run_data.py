@@ -32,7 +32,7 @@ class Data(NamedTuple):
     dataset: the name of the data set that was really read.
     described: the value of `Task.describe` after a round trip by JSON.
     digest: the SHA-256 of all this and of the arrays.
-    summary: returns the summary of each array by its path.
+    summary: function that returns summaries of arrays by their paths.
   """
 
   dataset: str

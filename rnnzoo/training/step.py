@@ -63,7 +63,7 @@ class Loaded(NamedTuple):
   """A split whose batches are gathered already, or on the host.
 
   Attributes:
-    pieces: returns some batches at a time, arrays [K, B, ...] by name.
+    pieces: function that returns arrays [K, B, ...] by name, K batches a time.
     size: N; results of later examples are cut off.
   """
 
@@ -203,7 +203,7 @@ class _Functions:
   Attributes:
     task: the data, the model and its loss.
     optimizer: turns gradients into updates.
-    visits: which examples each step sees.
+    visits: the examples that each step sees.
     structure: the model without its arrays.
     score_names: the scores that are metrics.
     loss_scale: the factor of the loss at the start, see `make_program`.
@@ -349,7 +349,7 @@ def evaluation_order(
 
   Args:
     batch_size: B, rounded up to a multiple of the number of devices.
-    num_devices: how many devices share a batch.
+    num_devices: the number of devices that share a batch.
     size: N.
   """
   batch = -(-min(size, batch_size) // num_devices) * num_devices
@@ -400,7 +400,7 @@ def evaluate(
 
   Args:
     evaluate_batches: the compiled function, which returns [..., S, B, ...].
-    axis: which axis of its results is S.
+    axis: the index of axis S of its results.
     batches_of: (N) -> int32 [S, B], the examples of each batch.
     params: the parameters.
     statistics: all else that the model stores.

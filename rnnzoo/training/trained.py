@@ -107,9 +107,9 @@ class Trained:
   Attributes:
     model: the model.
     config: the config of the run.
-    seed: which of the run's seeds.
-    task: makes predictions. `task.splits` shows examples of inputs; where the
-      task was restored, its data are read when they are first asked for.
+    seed: one of the run's seeds.
+    task: the task that predicts. `task.splits` shows examples of inputs; where
+      the task was restored, its data are read when first asked for.
   """
 
   model: nnx.Module
@@ -180,11 +180,11 @@ class Trained:
     """Returns pieces of text, which go on from the prompt.
 
     Args:
-      prompt: how the text begins.
+      prompt: the beginning of the text.
       key: seeds all random choices; None for one made of the seed.
-      length: how many characters follow the prompt; None for the number in the
-        run's config.
-      temperature: divides the logits of a sample, 0 for the most likely
+      length: the number of characters after the prompt; None for the number in
+        the run's config.
+      temperature: divisor of a sample's logits, 0 for the most likely
         character; None for the one in the run's config.
 
     Raises:
@@ -252,7 +252,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
 
   Args:
     directory: the run directory.
-    seed: which of its seeds; None for the first.
+    seed: one of its seeds; None for the first.
 
   Raises:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
@@ -339,7 +339,7 @@ def evaluate(
 
   Args:
     experiment: the result of `prepare`, with the data set.
-    seed: the only one that is tested; None for all.
+    seed: the only seed that is tested; None for all.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.

@@ -57,7 +57,7 @@ class Lesson:
   """The examples of a generator in an epoch: a constant for the compiler.
 
   Attributes:
-    index: which lesson, or how many there are for the epochs after all.
+    index: the lesson's index, or the number of lessons in epochs after all.
   """
 
   index: int
@@ -137,7 +137,7 @@ class Visits:
     """Returns a function's value for the batch of a step; it is traced.
 
     Args:
-      function: takes a batch, arrays [B, ...] by name.
+      function: function of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or arrays [K, B, ...] with a
         `PieceOrder`; buckets of such arrays; the `Lesson` of a generator.
       order: a result of `order`, or a `PieceOrder`.

@@ -234,7 +234,7 @@ class SequentialCifar(protocol.Classification):
     """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: the sequences, or a dict of 'inputs' and 'index'.
     """
     if not isinstance(inputs, Mapping):
@@ -263,7 +263,7 @@ def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
 
   Args:
-    name: one of `smnist.SCALINGS`.
+    name: a name in `smnist.SCALINGS`.
     images: the training split, from 0 to 1, [N, height, width, channels].
   """
   channels = np.split(images, images.shape[-1], axis=-1)

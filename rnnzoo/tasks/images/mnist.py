@@ -38,7 +38,7 @@ class Images:
   """Grey images with their labels, in the data set's own split.
 
   Attributes:
-    name: for people.
+    name: a name for people.
     train_images: uint8 [N, height, width].
     train_labels: int32 [N].
     test_images: uint8 [N, height, width].

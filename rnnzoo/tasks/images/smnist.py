@@ -181,7 +181,7 @@ def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.
 
   Args:
-    name: one of `SCALINGS`.
+    name: a name in `SCALINGS`.
     pixels: pixels of the training split, from 0 to 1.
   """
   if name == 'minmax':
@@ -203,7 +203,7 @@ def split_validation(
   """Returns (training indices, validation indices), which do not overlap.
 
   Args:
-    num_examples: how many there are to split.
+    num_examples: the number of examples to split.
     fraction: the share that validates, rounded to a whole example.
     seed: seed of `np.random.RandomState`, whose stream never changes, so that
       the split is equal on every machine.

@@ -60,7 +60,7 @@ def is_training(name: ntu_files.Name, protocol: str) -> bool:
 
   Args:
     name: name of the recording.
-    protocol: one of `PROTOCOLS`.
+    protocol: a name in `PROTOCOLS`.
   """
   return {
       'cross_subject': name.subject in TRAINING_SUBJECTS,

@@ -119,7 +119,7 @@ def arrange(bodies: Sequence[Body], num_frames: int) -> tuple[np.ndarray, str]:
 
   Args:
     bodies: all bodies of a recording.
-    num_frames: how many frames the recording has.
+    num_frames: the number of frames in the recording.
 
   Returns:
     float32 [n, 2, 25, 3], zeros where a person is absent; and a text, '' where

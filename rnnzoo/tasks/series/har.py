@@ -98,7 +98,7 @@ def read(
   """Returns (windows with activities from 1, people [N]).
 
   Args:
-    directory: holds the folder 'UCI HAR Dataset', or is it.
+    directory: the folder 'UCI HAR Dataset', or one that holds it.
     split: 'train' or 'test'.
 
   Raises:

@@ -32,9 +32,9 @@ def check_fit(
 
   Args:
     name: name of the file or split, for the message.
-    part: its sequences, with labels of any kind.
-    first_name: the name of another one.
-    first: its sequences.
+    part: this one's sequences, with labels of any kind.
+    first_name: the name of a second file or split.
+    first: the second one's sequences.
     every_step: whether there is an answer for every step.
   """
   if part.x.shape[-1] != first.x.shape[-1]:
@@ -68,7 +68,7 @@ def check_splits(
 
   Args:
     splits: 'train', 'validation', 'test'.
-    answers: their kind.
+    answers: the kind of answers.
     every_step: whether there is an answer for every step.
   """
   train = splits['train']
@@ -186,7 +186,7 @@ def summarize(
 
   Args:
     splits: 'train', 'validation', 'test'.
-    answers: their kind.
+    answers: the kind of answers.
     every_step: whether there is an answer for every step.
 
   Returns:

@@ -66,7 +66,7 @@ class SequenceTask(protocol.Task):
     """Keeps the data, and prints their summary.
 
     Args:
-      config: with `data.standardize`, `model` and `batch_size`.
+      config: a config with `data.standardize`, `model` and `batch_size`.
       dataset: the name of the data.
       splits: 'train', 'validation', 'test'.
       answers: the kind of the answers.
@@ -191,7 +191,7 @@ class SequenceTask(protocol.Task):
     over its steps, and it counts by their number.
 
     Args:
-      model: one of `build_model`.
+      model: a model of `build_model`.
       examples: rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -260,7 +260,7 @@ class SequenceTask(protocol.Task):
     `answers.shift`, which `in_units` adds.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: x [B, T, F], in the units of the data, of any T; or a mapping
         with 'x' and 'lengths' int [B]; see `check_inputs`.
     """
@@ -299,7 +299,7 @@ def check_model(
   A task calls it before it reads data, which takes a while.
 
   Args:
-    config: with `model`.
+    config: a config with `model`.
     are_classes: whether the answers are classes, whose labels may be smoothed.
   """
   backbones.check(config.model)

@@ -193,8 +193,8 @@ def encode(
   """Returns splits with classes as int32, and the classes, sorted.
 
   Args:
-    splits: with labels of one kind: integers, booleans or strings, as `npz`
-      reads them.
+    splits: splits with labels of one kind: integers, booleans or strings, as
+      `npz` reads them.
     every_step: whether there is a label for every step.
 
   Raises:

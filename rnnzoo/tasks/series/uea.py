@@ -40,9 +40,9 @@ def read(
 
   Args:
     name: the data set's name, as 'JapaneseVowels'.
-    directory: holds a folder of that name with converted arrays or aeon's .ts
-      files, or is it; aeon downloads to such a folder where there is none. ''
-      for aeon's own.
+    directory: a folder of that name with converted arrays or aeon's .ts files,
+      or one that holds it; aeon downloads to such a folder where there is none.
+      '' for aeon's own.
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
@@ -91,8 +91,8 @@ def convert(name: str, directory: str | os.PathLike[str]) -> None:
   """Writes a data set's train.npz and test.npz, for use without aeon.
 
   Args:
-    name: of the data set.
-    directory: gets a folder of that name.
+    name: the data set's name.
+    directory: the place for a folder of that name.
 
   Raises:
     ModuleNotFoundError: aeon is not installed.
@@ -169,7 +169,7 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
   """Returns (cases, each [F, time], labels) by aeon.
 
   Args:
-    name: of the data set.
+    name: the data set's name.
     split: 'train' or 'test'.
     folder: the folder of its files, or to download them to; None for aeon's
       own.

@@ -226,7 +226,7 @@ class Recall(protocol.Task):
     """Returns the symbols, int32 [B, K].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens, [B, T], with the steps on which they are named.
     """
     answers = _logits(model, inputs)[:, -self._data.num_symbols :]

@@ -152,7 +152,7 @@ def word_problem(size: int, even: bool) -> Language:
   product a b applies a first.
 
   Args:
-    size: how many things are permuted.
+    size: the number of permuted things.
     even: whether there are even permutations only.
   """
   elements = np.array(list(itertools.permutations(range(size))))

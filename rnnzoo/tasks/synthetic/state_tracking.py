@@ -267,7 +267,7 @@ class StateTracking(protocol.Task):
     """Returns the labels of whole strings, int32 [B].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: {'tokens': [B, T], 'length': [B]}.
     """
     logits = self._logits(model, inputs)

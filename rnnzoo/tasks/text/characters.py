@@ -166,7 +166,7 @@ class Characters(protocol.Task):
     """Returns the mean cross entropy of each window, in nats a character.
 
     Args:
-      model: one of `build_model`.
+      model: a model of `build_model`.
       examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
         that may be shorter.
       rngs: the source of dropout masks in training, None in evaluation.
@@ -190,7 +190,7 @@ class Characters(protocol.Task):
     """Returns the most likely next token of each text, int32 [B].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens int32 [B, T].
     """
     logits = model(jnp.asarray(inputs, jnp.int32))[:, -1]
@@ -208,13 +208,13 @@ class Characters(protocol.Task):
     """Returns the prompt and then one character after another.
 
     Args:
-      model: a trained one.
-      prompt: how the text begins; '' for a new line or, where the text has
+      model: a trained model.
+      prompt: the text's beginning; '' for a new line or, where the text has
         none, its first character by code point.
       key: the key of all random choices.
       length: characters after the prompt; None for the config's.
-      temperature: divides the logits, 0 for the most likely character; None for
-        the config's.
+      temperature: divisor of the logits, 0 for the most likely character; None
+        for the config's.
 
     Raises:
       ValueError: the prompt has characters that the text has not, or another

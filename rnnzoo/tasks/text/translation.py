@@ -256,7 +256,7 @@ class Translation(protocol.Task):
     """Returns the mean cross entropy of each target, in nats a token.
 
     Args:
-      model: one of `build_model`.
+      model: a model of `build_model`.
       examples: the examples of one bucket.
       rngs: the source of dropout masks and of the choice between the target's
         own tokens and the model's in training, None in evaluation, which sees
@@ -289,7 +289,7 @@ class Translation(protocol.Task):
     """Returns the tokens of the translations, int32 [B, output_length].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens int32 [B, S], as in the splits' 'source'.
     """
     source = jnp.asarray(inputs, jnp.int32)
@@ -302,7 +302,7 @@ class Translation(protocol.Task):
     """Returns a translation for each line.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       lines: lines to translate; `config.data.decode_batch_size` are read before
         the first is translated.
     """

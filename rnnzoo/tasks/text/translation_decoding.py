@@ -35,7 +35,7 @@ class Decoder:
     """Compiles nothing yet.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       decode: (model, source int32 [B, S], lengths int32 [B]) -> targets.
       batch_size: lines of a call, at most.
     """
@@ -78,7 +78,7 @@ def attention_weights(
   """Returns the weights of one pair, [target and end, source and end].
 
   Args:
-    model: one with attention.
+    model: a model with attention.
     source: tokens without an end.
     target: tokens without start and end.
   """

@@ -27,7 +27,7 @@ class Vocabulary:
 
   Attributes:
     tokenizer: a `tokenizers.Tokenizer`.
-    kind: one of `KINDS`.
+    kind: a name in `KINDS`.
     lowercase: whether case is dropped.
   """
 
@@ -148,7 +148,7 @@ def make_vocabulary(
     lines: the text.
     kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
     lowercase: whether case is dropped.
-    min_count: how often a token must be in the text.
+    min_count: the least count of a token in the text.
     size: the greatest number of tokens; the most frequent are kept.
 
   Raises:
@@ -217,7 +217,7 @@ def _alphabet(lines: Iterable[str], min_count: int, size: int) -> list[str]:
 
   Args:
     lines: normalised.
-    min_count: how often a character must be in the lines.
+    min_count: the least count of a character in the lines.
     size: the greatest number of characters.
   """
   counts: collections.Counter[str] = collections.Counter()
