@@ -50,8 +50,8 @@ class Entry:
   """Layers that are measured alike.
 
   Attributes:
-    shapes: names; None for all that no entry of the suite names.
-    layers: names.
+    shapes: names of shapes; None for all that no entry of the suite names.
+    layers: names of the layers.
     projection: 'with' or 'without'.
     dtypes: the choice unless a user gives others.
     implementations: the choice unless a user gives others; None for all.

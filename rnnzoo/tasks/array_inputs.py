@@ -17,7 +17,7 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
     names: names of arrays that must be there; none for arrays without names.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the arrays are something else.
   """
   if names and not (isinstance(given, Mapping) and set(names) <= set(given)):
     got = settings.a(type(given))
@@ -53,7 +53,7 @@ def counts(
     row: the word for one row of the batch.
 
   Raises:
-    ValueError: they are no integers [B] from 1 to `most`.
+    ValueError: the counts are no integers [B] from 1 to `most`.
   """
   try:
     found = np.asarray(given)

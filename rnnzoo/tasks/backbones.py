@@ -32,8 +32,8 @@ def _is_implementation(value: Any) -> bool:
   )
 
 
-# Rules for `config.model`. The greatest sizes are far beyond what a device can
-# hold, and still so small that a user gets a sentence, not a process that never
+# Rules for `config.model`. The greatest sizes are far beyond a device's memory,
+# and still so small that a user gets a sentence, not a process that never
 # returns.
 RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -229,7 +229,7 @@ def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
   """Returns the dtype to compute in, None for the parameters' dtype.
 
   Raises:
-    ValueError: there is none of that name.
+    ValueError: no dtype has that name.
   """
   return None if model.dtype is None else _find_dtype(model.dtype)
 
@@ -250,7 +250,7 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   """Returns the layer class of that name.
 
   Raises:
-    ValueError: there is none; the message says which there are.
+    ValueError: no layer has that name; the message says which there are.
   """
   if name in rnnzoo.LAYERS:
     return rnnzoo.LAYERS[name]

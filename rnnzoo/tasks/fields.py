@@ -39,7 +39,7 @@ def integer(least: int, most: int = 10**9, *, optional: bool = False) -> Rule:
 
 
 def seed() -> Rule:
-  """Returns the rule of a seed. Beyond 32 bits, seeds would collide."""
+  """Returns the rule of a seed. Seeds beyond 32 bits would collide."""
   return integer(0, 2**32 - 1)
 
 
@@ -173,7 +173,7 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
     name: the field that holds it, as 'config.data.path'; '' for none.
 
   Raises:
-    ValueError: it is no path, or nobody has that home.
+    ValueError: `path` is no path, or nobody has that home.
   """
   if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
     raise ValueError(

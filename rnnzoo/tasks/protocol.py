@@ -75,7 +75,7 @@ class Metric(NamedTuple):
 
   Attributes:
     name: its name in files: 'accuracy'.
-    higher_is_better: whether it is.
+    higher_is_better: whether a higher value is better.
     greatest: the greatest value that it can have, where higher is better.
     form: a format for people who read its numbers.
     of: function of the means of losses and scores by name, 'loss' being the
@@ -115,7 +115,7 @@ class Evaluation(NamedTuple):
   the examples of a batch or split by these weights.
 
   Attributes:
-    losses: [B].
+    losses: losses of the examples, [B].
     scores: more numbers an example by name, each [B]; one for each metric that
       is their mean.
     weights: [B], how much an example counts, such as its number of targets;
@@ -196,7 +196,7 @@ class Task(abc.ABC):
     nor 'train' nor 'validation'; in a run of several processes, by each.
 
     Args:
-      model: the best one.
+      model: the best model.
       split: the name of the split.
       predictions: `Evaluation.predictions` of all of it, as numpy arrays
         [N, ...]; for buckets, a list of such arrays.
@@ -261,7 +261,7 @@ class Task(abc.ABC):
       inputs: the inputs, as a user gave them.
 
     Raises:
-      ValueError: they cannot be used.
+      ValueError: the inputs cannot be used.
     """
     return array_inputs.check(inputs)
 
@@ -294,7 +294,7 @@ class Task(abc.ABC):
 
     Args:
       model: a trained model.
-      lines: without their ends.
+      lines: the lines without their ends.
 
     Raises:
       NotImplementedError: the task reads no text; the message says so.
@@ -347,7 +347,7 @@ def buckets(split: Split) -> tuple[Examples, ...]:
   """Returns the mappings of a split that has arrays.
 
   Raises:
-    ValueError: it is a `Generator`.
+    ValueError: the split is a `Generator`.
   """
   if isinstance(split, Generator):
     raise ValueError("only 'train' can be made by a Generator")
@@ -358,7 +358,7 @@ def num_examples(examples: Examples) -> int:
   """Returns N, which all arrays have as their leading axis.
 
   Raises:
-    ValueError: they have not, or there are none.
+    ValueError: arrays differ in N, or there are none.
   """
   sizes = {name: len(array) for name, array in examples.items()}
   if len(set(sizes.values())) != 1:
@@ -420,8 +420,8 @@ def evaluation(
   """Returns cross entropies, hits and predicted classes.
 
   Args:
-    logits: [B, classes].
-    labels: int [B].
+    logits: logits of the examples, [B, classes].
+    labels: the true classes, int [B].
     smoothing: the share of each label that is given to all classes alike; zero
       in evaluation.
   """
@@ -447,7 +447,7 @@ def confusion_metrics(
 
   Args:
     labels: the true classes [N].
-    predictions: the predicted ones [N].
+    predictions: the predicted classes [N].
     num_classes: number of classes, of which some may occur in neither.
 
   Returns:
@@ -510,7 +510,7 @@ def check(
   Args:
     lengths: steps of the sequences, which are padded to the longest.
     step_bytes: the size of a step.
-    remedy: a sentence on what would work, without a full stop.
+    remedy: a way that would work, in words without a full stop.
   """
   lengths = np.asarray(lengths, np.int64)
   steps = len(lengths) * int(lengths.max())

@@ -60,7 +60,7 @@ def directory(data_dir: str) -> pathlib.Path:
     data_dir: `config.data.data_dir`; '' for TFDS's own default.
 
   Raises:
-    ValueError: it is a file, or below one, or begins with the home of nobody.
+    ValueError: the path is a file, or below one, or begins with nobody's home.
   """
   if data_dir:
     return fields.expand_directory(data_dir, 'config.data.data_dir')

@@ -20,7 +20,7 @@ def check(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
     least: the least T.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the tokens are something else.
   """
   rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
   if isinstance(given, np.ma.MaskedArray):
@@ -53,7 +53,7 @@ def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
     num_tokens: upper bound of tokens, excluded.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the mapping is something else.
   """
   if not isinstance(given, Mapping) or set(given) != {'tokens', 'length'}:
     got = settings.a(type(given))

@@ -94,7 +94,7 @@ class Checkpoints:
       progress: numbers and texts, in a form that JSON can hold.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the checkpoint cannot be written.
     """
     target = self.directory / str(epoch)
     try:
@@ -258,8 +258,8 @@ def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
   """Raises an error unless a checkpoint is whole and belongs here.
 
   Raises:
-    ForeignError: it is, but for another run or seed, or by another version.
-    ValueError: it is damaged.
+    ForeignError: it is whole, but of another run or seed, or another version.
+    ValueError: the checkpoint is damaged.
   """
   manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:

@@ -179,7 +179,7 @@ def run_epoch(
     program: the compiled functions.
     state: the state before; it is donated and cannot be used afterwards.
     pieces: the examples of the epoch.
-    scale: multiplies the learning rate.
+    scale: the factor of the learning rate.
     key: the key of dropout.
     on_progress: function that gets, at times, the number of steps done.
   """

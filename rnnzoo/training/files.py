@@ -86,7 +86,7 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content that `signed` got, from a JSON file.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   content = read_json(path, dict)
   if content.pop('digest', None) != digest(content):
@@ -100,7 +100,7 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
   """Returns the content of a JSON file, which is of this kind.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
@@ -136,7 +136,7 @@ def read_csv(
     columns: the type of each column but the first, in order.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -191,8 +191,8 @@ def make_directory(path: str, flag: str) -> pathlib.Path:
     flag: the flag by which it was given.
 
   Raises:
-    ValueError: it is a file, or below one, or begins with the home of nobody.
-    OSError: it cannot be made.
+    ValueError: the path is a file, or below one, or begins with nobody's home.
+    OSError: the directory cannot be made.
   """
   directory = fields.expand_directory(path, flag)
   try:

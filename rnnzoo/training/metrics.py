@@ -88,7 +88,7 @@ def of_test(
   Args:
     evaluation: the results of all its examples.
     measured: numbers from `Task.measure`.
-    task: whose metrics are wanted.
+    task: the task whose metrics are wanted.
 
   Raises:
     ValueError: a metric is missing.

@@ -158,7 +158,7 @@ def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
       as in "['backbone']['layers'][0]['bias']"; '' excludes none.
 
   Raises:
-    ValueError: it is not a regular expression.
+    ValueError: `exclude` is no regular expression.
   """
   try:
     pattern = re.compile(exclude)

@@ -52,7 +52,7 @@ def initialize(
     heartbeat_seconds: a process that is silent for so long has ended.
 
   Raises:
-    ValueError: they do not fit, or JAX finds no cluster.
+    ValueError: the first three do not fit, or JAX finds no cluster.
     OSError: its peers cannot be reached.
   """
   names = '--coordinator_address', '--num_processes', '--process_id'

@@ -186,7 +186,7 @@ def table(
   """Returns the lines of a table of parts and one of operators.
 
   Args:
-    operators: the longest first.
+    operators: the operators, the longest first.
     span: microseconds from the start of the first to the end of the last.
     gaps: microseconds without an operator.
     num_steps: the number of traced steps.

@@ -367,7 +367,7 @@ def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
   """Yields epochs and samples of a file.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   # Without the reader's newlines: a sample may have '\r'.
   text = path.read_bytes().decode('utf-8', errors='replace')

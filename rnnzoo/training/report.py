@@ -65,11 +65,11 @@ def read_result(
 
   Args:
     directory: the run directory.
-    seed: whose it must be.
+    seed: the seed that it must be of.
     dataset: the name of the data set that it must be of.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}

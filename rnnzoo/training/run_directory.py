@@ -250,7 +250,7 @@ def check_same(
       Fields that only say how models are tested may differ for 'evaluate'.
 
   Raises:
-    ValueError: they differ; the message says where.
+    ValueError: config or data set differ; the message says where.
     RunFileError: a file is damaged.
   """
   there = flatten(files.read_json(path / 'config.json', dict))
@@ -333,7 +333,7 @@ def _read_listed(
   """Returns the content of a file whose digest is in run.json.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')

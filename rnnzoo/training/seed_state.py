@@ -70,7 +70,7 @@ class SeedState:
     """Returns whether there was a checkpoint to go on from.
 
     Raises:
-      RunFileError: it is damaged.
+      RunFileError: the checkpoint is damaged.
     """
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:

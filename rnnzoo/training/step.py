@@ -63,8 +63,8 @@ class Loaded(NamedTuple):
   """A split whose batches are gathered already, or on the host.
 
   Attributes:
-    pieces: function that returns arrays [K, B, ...] by name, K batches a time.
-    size: N; results of later examples are cut off.
+    pieces: function that returns arrays [K, B, ...] by name, K at a time.
+    size: the number of examples, N; results of later examples are cut off.
   """
 
   pieces: Callable[[], Iterable[Mapping[str, jax.Array]]]
@@ -75,7 +75,7 @@ class Program(NamedTuple):
   """The compiled functions, shared by all seeds of an experiment.
 
   Attributes:
-    steps_per_epoch: S.
+    steps_per_epoch: the number of steps, S.
     init: (key) -> TrainState.
     load: (split) -> the split as `evaluate` takes it, on the devices.
     shuffle: (key, epoch) -> the order of an epoch, see `Visits.order`.
@@ -117,7 +117,7 @@ def make_program(
 
   Args:
     task: the data, the model and its loss.
-    optimizer: turns gradients into updates.
+    optimizer: the function from gradients to updates.
     eval_batch_size: B in evaluation, where no gradients need memory; rounded up
       to a multiple of the number of devices.
     placement: the devices.
@@ -202,7 +202,7 @@ class _Functions:
 
   Attributes:
     task: the data, the model and its loss.
-    optimizer: turns gradients into updates.
+    optimizer: the function from gradients to updates.
     visits: the examples that each step sees.
     structure: the model without its arrays.
     score_names: the scores that are metrics.
@@ -348,9 +348,9 @@ def evaluation_order(
   The last batch is filled up with example 0, whose results are cut off.
 
   Args:
-    batch_size: B, rounded up to a multiple of the number of devices.
+    batch_size: batch size B, rounded up to a multiple of the number of devices.
     num_devices: the number of devices that share a batch.
-    size: N.
+    size: the number of examples, N.
   """
   batch = -(-min(size, batch_size) // num_devices) * num_devices
   indices = np.zeros(-(-size // batch) * batch, np.int32)

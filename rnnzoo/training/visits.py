@@ -28,8 +28,8 @@ class BucketOrder(NamedTuple):
   """The order of an epoch over buckets.
 
   Attributes:
-    bucket: int32 [S], which bucket each step's batch is from.
-    place: int32 [S], which of that bucket's batches it is.
+    bucket: the bucket of each step's batch, int32 [S].
+    place: the index of the batch in its bucket, int32 [S].
     orders: int32 [S of the bucket, B] of each bucket, which examples its
       batches have; None where the buckets are arrays [S of the bucket, B, ...].
   """
@@ -68,7 +68,7 @@ class Visits:
 
   Args:
     split: the training split.
-    batch_size: B.
+    batch_size: the batch size B.
     placement: the devices.
   """
 

@@ -4,7 +4,7 @@ Four readings of an image of height x width pixels (32 x 32) with 3 channels:
 
   row            T = height steps of 3 width features;
   pixel          T = height * width steps of 3 features, row after row;
-  permuted       the same pixels in one fixed random order;
+  permuted       these pixels in one fixed random order;
   noise_padded   the rows, and after them Gaussian noise up to T = 1000 steps,
                  over which the image has to be kept.
 
@@ -191,7 +191,7 @@ class SequentialCifar(protocol.Classification):
         Only config.data.sequence='noise_padded' needs the index.
 
     Raises:
-      ValueError: they are anything else, such as floats from 0 to 1.
+      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     takes_noise = self._data.sequence == 'noise_padded'
     if takes_noise or isinstance(inputs, Mapping):

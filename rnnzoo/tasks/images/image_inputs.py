@@ -28,8 +28,8 @@ def check(
     white: the greatest value of a pixel.
 
   Raises:
-    ValueError: they are something else; the message describes the given array
-      and a valid one.
+    ValueError: the array is something else; the message describes it and a
+      valid one.
   """
   shapes = ' or '.join(
       dict.fromkeys(

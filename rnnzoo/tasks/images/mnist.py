@@ -39,10 +39,10 @@ class Images:
 
   Attributes:
     name: a name for people.
-    train_images: uint8 [N, height, width].
-    train_labels: int32 [N].
-    test_images: uint8 [N, height, width].
-    test_labels: int32 [N].
+    train_images: pixels, uint8 [N, height, width].
+    train_labels: classes, int32 [N].
+    test_images: pixels, uint8 [N, height, width].
+    test_labels: classes, int32 [N].
     white: the greatest value that a pixel can have.
   """
 

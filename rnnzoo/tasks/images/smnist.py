@@ -4,7 +4,7 @@ Three readings of an image of height x width pixels (28 x 28 for MNIST):
 
   row       T = height steps of width features;
   pixel     T = height * width steps of one pixel, row after row;
-  permuted  the same pixels in one fixed random order, which takes the nearby
+  permuted  these pixels in one fixed random order, which takes the nearby
             structure away: everything that helps is far apart in time.
 
 References:
@@ -159,7 +159,7 @@ class SequentialMnist(protocol.Classification):
         sequences [B, T, in] as in `splits`.
 
     Raises:
-      ValueError: they are anything else, such as floats from 0 to 1.
+      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     steps = math.prod(self._image) // self._in_features, self._in_features
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
@@ -209,7 +209,7 @@ def split_validation(
       the split is equal on every machine.
 
   Raises:
-    ValueError: one of the two would be empty.
+    ValueError: a part would be empty.
   """
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:

@@ -61,7 +61,7 @@ def check(
   """Returns both, or raises ValueError unless they are digits with labels.
 
   Args:
-    images: uint8 [N, 28, 28].
+    images: pixels, uint8 [N, 28, 28].
     labels: ints [N] from 0 to 9.
     source: the place that they are from.
   """

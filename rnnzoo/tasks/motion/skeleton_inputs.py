@@ -241,9 +241,9 @@ def _check_origin(
   """Raises ValueError unless the origin is where the config has it.
 
   Args:
-    frames: [B, L, 2, 25, 3].
+    frames: padded recordings, [B, L, 2, 25, 3].
     present: bool [B, L, 2], whether a body is there.
-    valid: bool [B, L].
+    valid: whether a frame is no padding, bool [B, L].
     centre: `config.data.centre`. With 'none' any origin might be the camera.
   """
   if centre == 'none':

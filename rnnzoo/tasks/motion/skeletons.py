@@ -217,7 +217,7 @@ class SkeletonActions(protocol.Classification):
         `config.data.test_samplings` samplings.
 
     Raises:
-      ValueError: they are anything else.
+      ValueError: the inputs are anything else.
     """
     return skeleton_inputs.check(inputs, self._data)
 

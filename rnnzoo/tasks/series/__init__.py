@@ -1,6 +1,6 @@
 """Sequences of numbers: your own, archives of time series, forecasts.
 
-sequence_task    the core of these tasks
+sequence_task    the core of such tasks
 answers          classes or numbers, of a sequence or of each step
 sequences        your own .npz files: npz, sequence_arrays, sequence_checks
 sequence_inputs  inputs of a trained model, checked

@@ -29,7 +29,7 @@ class Answers(abc.ABC):
   """The kind of the answers.
 
   Attributes:
-    metrics: the main one first.
+    metrics: the metrics, the main one first.
     out_features: numbers that the model gives for an answer.
     shift: numbers taken off answers before float32 rounds them, [D].
   """

@@ -123,7 +123,7 @@ def trajectories(
   Args:
     rng: generator of the points where trajectories start.
     count: number of trajectories.
-    length: states of each.
+    length: the number of states of each.
     interval: units of time from one state to the next.
   """
   starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))

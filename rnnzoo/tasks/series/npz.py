@@ -83,7 +83,7 @@ def parse(
     name: the file's name, for errors.
 
   Raises:
-    ValueError: they are not.
+    ValueError: the arrays do not have this form.
   """
   _check_names(list(arrays), name)
   if 'x' in arrays:
@@ -114,7 +114,7 @@ def checked(
 
   Args:
     x: numbers of any kind.
-    lengths: int [N].
+    lengths: steps of each sequence, int [N].
     missing: the `missing` of `Form`.
     name: name of the data and the array.
 
@@ -378,8 +378,8 @@ def check_values(
   """Raises ValueError for a value that float32 cannot hold in a valid step.
 
   Args:
-    values: [N, T, F], or [N, F] where there are no steps.
-    valid: bool [N, T], or [N].
+    values: numbers [N, T, F], or [N, F] where there are no steps.
+    valid: whether a step counts, bool [N, T], or [N].
     name: name of the file and array.
     allow_nan: whether NaN is allowed.
     advice: a hint on NaN.

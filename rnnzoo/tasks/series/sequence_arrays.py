@@ -23,7 +23,7 @@ class Sequences(NamedTuple):
   Attributes:
     x: [N, T, F]; steps beyond a sequence's end are zero. float32, or the dtype
       of the source where float32 would take something away; see `narrow`.
-    lengths: int32 [N], from 1 to T.
+    lengths: steps of each sequence, int32 [N], from 1 to T.
     y: [N, ...], or for answers at every step [N, T, ...].
   """
 
@@ -96,8 +96,8 @@ def standardization(
   cannot hold as a normal number.
 
   Args:
-    values: [N, T, F], or [N, F].
-    valid: bool [N, T], or [N].
+    values: numbers [N, T, F], or [N, F].
+    valid: whether a step counts, bool [N, T], or [N].
     shift: a result of `shift_of`.
   """
   steps = values[valid]
@@ -167,8 +167,8 @@ def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
   for columns so far from zero that few digits would be left of their changes.
 
   Args:
-    values: [N, T, F], or [N, F], within float32's range.
-    valid: bool [N, T], or [N].
+    values: numbers [N, T, F], or [N, F], within float32's range.
+    valid: whether a step counts, bool [N, T], or [N].
   """
   if np.can_cast(values.dtype, np.float32):
     return np.zeros(values.shape[-1])
@@ -282,7 +282,7 @@ def split_off(
     seed: the seed of `np.random.RandomState`, whose stream never changes.
 
   Raises:
-    ValueError: one of the two would be empty.
+    ValueError: a part would be empty.
   """
   if not 0 < size < len(groups):
     raise ValueError(

@@ -32,9 +32,9 @@ def check_fit(
 
   Args:
     name: name of the file or split, for the message.
-    part: this one's sequences, with labels of any kind.
-    first_name: the name of a second file or split.
-    first: the second one's sequences.
+    part: sequences of this file or split, with labels of any kind.
+    first_name: name of the file or split to compare with.
+    first: sequences to compare with.
     every_step: whether there is an answer for every step.
   """
   if part.x.shape[-1] != first.x.shape[-1]:
@@ -97,8 +97,8 @@ def padding(
   hold: NaN, or numbers that are infinite there.
 
   Args:
-    x: [N, T, F].
-    lengths: int [N].
+    x: the steps, [N, T, F].
+    lengths: steps of each sequence, int [N].
     remedy: words on lengths, before 'lengths='.
   """
   count, steps, columns = x.shape

@@ -241,7 +241,7 @@ class SequenceTask(protocol.Task):
             trained.predict({'x': x, 'lengths': lengths})
 
     Raises:
-      ValueError: they are anything else, or are not finite; NaN is
+      ValueError: the inputs are anything else, or are not finite; NaN is
         allowed where the data may have it, as by config.data.missing='zero'.
     """
     return sequence_inputs.check(

@@ -139,7 +139,7 @@ def read_splits(
   """Returns the splits that a file or folder has; 'train' is among them.
 
   Raises:
-    FileNotFoundError: there is nothing.
+    FileNotFoundError: there is no such path.
     ValueError: files do not fit together, or one is not as it should be.
   """
   if not path.is_dir():

@@ -205,7 +205,7 @@ def tokens_from(
   Args:
     uniform: random numbers, float32 [N, T] in [0, 1).
     language: the language.
-    lengths: int [N] or [1].
+    lengths: tokens of each string, int [N] or [1].
     array: numpy, or jax.numpy where the numbers are JAX's.
   """
   position, lengths = np.arange(uniform.shape[1]), lengths[:, None]
@@ -219,7 +219,7 @@ def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
 
   Args:
     language: the language.
-    tokens: [N, T].
+    tokens: strings, [N, T].
   """
   state = np.full(len(tokens), language.start)
   labels = np.empty(tokens.shape, np.int32)

@@ -404,7 +404,7 @@ def prefix_labels(language: languages.Language, tokens: jax.Array) -> jax.Array:
 
   Args:
     language: the language.
-    tokens: [B, T].
+    tokens: strings, [B, T].
   """
   transitions = jnp.asarray(language.transitions, jnp.int32)
   labels = jnp.asarray(language.labels, jnp.int32)

@@ -287,7 +287,7 @@ def read(path: str) -> tuple[str, str]:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no text, or too large, or empty.
+    ValueError: the file is no text, or too large, or empty.
   """
   if not path:
     from pydoc_data import topics
@@ -324,9 +324,9 @@ def random_windows(
   """Returns windows that begin anywhere, 'tokens' [B, T + 1].
 
   Args:
-    tokens: [N], N > T.
+    tokens: the text, [N], N > T.
     batch_size: the batch size B.
-    context: T.
+    context: the length T of a window.
     key: the key of the places.
   """
   starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
@@ -337,8 +337,8 @@ def windows(tokens: np.ndarray, context: int) -> dict[str, np.ndarray]:
   """Returns all of a text in windows, each of which begins where one ends.
 
   Args:
-    tokens: [N], N >= 2.
-    context: T.
+    tokens: the text, [N], N >= 2.
+    context: the length T of a window.
 
   Returns:
     'tokens' int32 [windows, T + 1], the last one padded with zeros, and

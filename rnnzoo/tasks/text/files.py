@@ -52,7 +52,7 @@ def read(path: str, field: str, most: int | None = None) -> str:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no such text, or larger than that, or a carriage return in
+    ValueError: the file is no such text, or too large, or a carriage return in
       it has no newline behind.
   """
   file = fields.expand(path, field)
@@ -126,7 +126,7 @@ def read_parallel(
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: one is no text, has no lines, or their numbers of lines differ.
+    ValueError: a file is no text or has no lines, or numbers of lines differ.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   if len(sources) != len(targets):

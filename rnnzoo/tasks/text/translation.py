@@ -96,7 +96,7 @@ class ScheduledSeq2Seq(models.Seq2Seq):
   """A model whose teacher forcing depends on the step of training.
 
   Attributes:
-    training_steps: counts them.
+    training_steps: the number of steps in training so far.
   """
 
   def __init__(self, *args, **options):

@@ -145,7 +145,7 @@ def make_vocabulary(
   """Returns the vocabulary of a text; the first tokens are `decoding`'s.
 
   Args:
-    lines: the text.
+    lines: the lines of the text.
     kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
     lowercase: whether case is dropped.
     min_count: the least count of a token in the text.
@@ -216,7 +216,7 @@ def _alphabet(lines: Iterable[str], min_count: int, size: int) -> list[str]:
   `BpeTrainer` alone keeps all characters, however many and however rare.
 
   Args:
-    lines: normalised.
+    lines: the normalised lines.
     min_count: the least count of a character in the lines.
     size: the greatest number of characters.
   """
