@@ -33,7 +33,7 @@ class Progress:
 
   Both show the mean rate and the time left. The time left assumes that all
   epochs are run, which early stopping can only shorten, and that later lessons
-  of a generator take no longer than those so far.
+  of a generator take no longer than the lessons so far.
 
   Args:
     label: the name of the seed.

@@ -179,7 +179,7 @@ def _human_activity(data: ml_collections.ConfigDict):
 
 
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
-  """Returns the names of activities: of labels such as '1'."""
+  """Returns the names of activities, whose labels are such as '1'."""
   if (directory / _FOLDER).is_dir():
     directory = directory / _FOLDER
   path = directory / 'activity_labels.txt'

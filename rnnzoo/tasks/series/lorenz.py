@@ -1,4 +1,4 @@
-"""Lorenz forecasting: where will a chaotic system be, a few steps ahead?
+"""Lorenz forecasting: the state of a chaotic system a few steps ahead.
 
     dx/dt = 10 (y - x),  dy/dt = x (28 - z) - y,  dz/dt = x y - 8/3 z
 
