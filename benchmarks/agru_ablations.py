@@ -8,7 +8,7 @@ ablations.json in the directory of the runs. All other flags go to the sweep.
 
 The study agru_benchmark published them (diagnostic_report.md), with one seed,
 42. Its gap is the least validation loss less the training loss of the last
-epoch, and its ε is the ε of the last epoch; the table has the same. The rows
+epoch, and its ε is the ε of the last epoch; our table does so too. The rows
 with dropout equal the first row, in both: dropout stands between layers, and
 there is one layer.
 """
@@ -35,7 +35,7 @@ def measured(directory: pathlib.Path, cases: str) -> Row:
   """Returns published and own numbers, for a JSON file.
 
   Args:
-    directory: of the finished runs.
+    directory: the folder of the finished runs.
     cases: the file of the cases.
   """
   committed = pivots.load('benchmarks/agru_ablations.json')['rows']

@@ -3,10 +3,10 @@
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false python benchmarks/agru_ladder.py
 
 Times are processor times, of one thread, so that other programs on the machine
-change them little; alone on a core, they are what a clock shows.
+change them little; alone on a core, they equal a clock's times.
 
 Forward and backward in float32: the gradients of sum(y * w) by the parameters
-and by x. All ways share weights and inputs, are checked to compute the same
+and by x. All ways share weights and inputs, are checked to compute one
 function, and take turns.
 
 Dimensions: B batch, T time, I features of x, F features of h.
@@ -76,7 +76,7 @@ def start(p, x):
 
 # begin loop
 def python_loop(p, x, step=step):
-  """All h [B, T, F], one operation after the other."""
+  """All h [B, T, F], one operation after another."""
   h, ys = start(p, x), []
   for t in range(x.shape[1]):
     h = step(p, h, gates_of(p, x[:, t]), antisymmetric(p['W']))
@@ -89,7 +89,7 @@ def python_loop(p, x, step=step):
 
 # begin scan
 def scan(p, x):
-  """The same as one compiled loop."""
+  """All h [B, T, F], in one compiled loop."""
 
   def body(h, x):
     h = step(p, h, gates_of(p, x), antisymmetric(p['W']))

@@ -3,8 +3,8 @@
   python benchmarks/collect_runs.py --commit=$(git rev-parse --short HEAD) \
       runs/agru_smnist runs/gru_smnist
 
-Rows are added to the output, and replace rows of the same experiment. Runs of
-one experiment that are named together, each with its own seeds, are one row.
+Rows are added to the output, and replace earlier rows of their experiment. Runs
+of one experiment that are named together, each with its own seeds, are one row.
 """
 
 import csv
@@ -45,7 +45,7 @@ _DATA = (
     'data.scaling',
     'data.validation_fraction',
 )
-# Of translations, what a run measures beside its metrics.
+# Scores that a run of translation measures beside its metrics.
 _BLEUS = ('sacrebleu', 'greedy_bleu', 'greedy_sacrebleu')
 # Fields that an experiment's name leaves out, as train.py does.
 _NOT_IN_THE_NAME = (
@@ -77,7 +77,7 @@ def seconds_per_epoch(directory: pathlib.Path, seed: int) -> float | None:
 def tokens_per_second(directory: pathlib.Path, config: dict) -> float | None:
   """Returns the rate of the fastest epoch of characters, or None.
 
-  Others may use the device too: the fastest epoch says what it can do alone.
+  Others may use the device too: the fastest epoch was disturbed least.
   """
   context = config['data'].get('context')
   if context is None:
@@ -96,7 +96,7 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   ended = datetime.datetime.fromtimestamp(
       (directory / 'report.json').stat().st_mtime, datetime.UTC
   )
-  # Where its own data lay says nothing of a run.
+  # The place of a run's own data says nothing of the run.
   changed = {
       name: value
       for name, value in report['changed'].items()
@@ -150,7 +150,7 @@ def joined(rows: list[dict]) -> dict:
   """Returns one row of all seeds of runs of one experiment.
 
   Args:
-    rows: of `collect`, one for each run.
+    rows: results of `collect`, one for each run.
 
   Raises:
     ValueError: a seed is in two runs, or runs differ in more than their seeds.
@@ -179,7 +179,7 @@ def joined(rows: list[dict]) -> dict:
   return rows[0] | {
       metric: {
           'mean': statistics.mean(scores),
-          'std': statistics.pstdev(scores),  # Of the population, as in a run.
+          'std': statistics.pstdev(scores),  # The population's, as in a run.
       },
       'others': means('others'),
       'tokens_per_second': (

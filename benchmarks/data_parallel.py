@@ -17,7 +17,7 @@ algorithms for full bandwidth broadcast, reduction and scan"):
     tree(G, n) = 2 G / bandwidth + 2 log2(n) latency
 
 Above 8 GPUs, a host's 8 GPUs reduce by a ring over NVLink first, and then each
-GPU sums its eighth of the gradients with those of the other hosts.
+GPU sums its eighth of the gradients over all hosts.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Link:
 
   Attributes:
     gb_per_s: bandwidth of a GPU in one direction.
-    latency_us: of one message.
+    latency_us: latency of one message.
   """
 
   gb_per_s: float
@@ -70,12 +70,12 @@ class Model:
   """A training step as it was measured.
 
   Attributes:
-    name: of the layers.
-    one_ms: on one device.
-    many_ms: on several, each with a batch of its own; the faster of both kinds
-      of axes.
-    gradient_bytes: that all devices sum.
-    sums: how many sums XLA makes of them.
+    name: the layers' name.
+    one_ms: the time on one device.
+    many_ms: the time on several devices, each with a batch of its own; the
+      faster of both kinds of axes.
+    gradient_bytes: bytes of gradients that all devices sum.
+    sums: the number of sums that XLA makes of the gradients.
   """
 
   name: str
@@ -119,7 +119,7 @@ def step_ms(model: Model, n: int, overhead: float, by) -> float:
   """Returns the milliseconds of a step on n devices.
 
   Args:
-    model: as measured on one device.
+    model: a step as measured on one device.
     n: number of devices.
     overhead: milliseconds of a sum besides its bytes and messages.
     by: `ring_ms` or `tree_ms`, between hosts.

@@ -49,8 +49,8 @@ def lines(
   """Returns milliseconds by size, for each path, with and without a copy.
 
   Args:
-    rows: of a panel.
-    size: the one that varies.
+    rows: the rows of a panel.
+    size: the size that varies.
     steps: whether to return microseconds a step; of the longest sequences, if
       there are several.
   """

@@ -4,9 +4,8 @@
   python benchmarks/newton_trained.py runs/gru ...
 
 Each run's first layer sees the rows of test images of MNIST, one image after
-the other, by `rnnzoo.verify`: 37 and 1,008 steps. Pixels are from 0 to 1, as
-the runs must have had them (`data.scaling='minmax'`). `--output` names a JSON
-file.
+another, by `rnnzoo.verify`: 37 and 1,008 steps. Pixels are from 0 to 1, as the
+runs must have had them (`data.scaling='minmax'`). `--output` names a JSON file.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Rows of the results in benchmarks/, and tables that are pivots of them.
+"""Rows of the results in benchmarks/, and their pivot tables.
 
 A result has a header and rows: fields of a case, `program`, `direction`, `ms`,
 `low_ms`, `high_ms`, `mib`, `compile_s`, `error`, `status`, and further facts. A
-file of several parts says in `part` which of them a row belongs to. Training
-runs have a layout of their own, without a header.
+file of several parts says in `part` to which part a row belongs. Training runs
+have a layout of their own, without a header.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +34,8 @@ def rows(name: str, part: str | None = None) -> list[Row]:
   """Returns rows of benchmarks/<name>.json, each with the header's facts.
 
   Args:
-    name: of the file.
-    part: of the file, if it has several.
+    name: the file's name.
+    part: a part of the file, if it has several.
   """
   data = load(f'benchmarks/{name}.json')
   if isinstance(data, list):
@@ -56,7 +56,7 @@ def rows(name: str, part: str | None = None) -> list[Row]:
 
 
 def timed(name: str, part: str | None = None) -> list[Row]:
-  """Returns those of `rows` that have times and are right."""
+  """Returns the `rows` that have times and are right."""
   found = rows(name, part)
   return [row for row in found if row['status'] == 'ok' and 'ms' in row]
 
@@ -127,7 +127,7 @@ def made(heads: str, line: str, items: Iterable[Row]) -> list[str]:
 
   Args:
     heads: text with ' | ' between cells.
-    line: as `heads`, a format of the fields of an item.
+    line: a format of an item's fields, with ' | ' between cells.
     items: the lines.
   """
   cells = [line.format(**item).split(' | ') for item in items]

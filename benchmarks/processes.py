@@ -1,4 +1,4 @@
-"""Trains stacks with one process a device; one of them may be late.
+"""Trains stacks with one process a device; a process may be late.
 
   python benchmarks/processes.py --output=benchmarks/processes_2_h200.json
   python benchmarks/processes.py --stacks='2 x LSTM' --late=300
@@ -7,11 +7,11 @@
 Starts a process for each of two GPUs. Both run the training step of the suite
 'devices' (`rnnzoo.benchmark.devices`): each has a batch of its own, and the
 gradients are summed. `weak_scaling` is the time of a step of one process alone,
-the other doing the same, over the time of both together.
+while its peer trains alone too, over the time of both together.
 
 With `--late` the last process sleeps so many seconds in the middle of its
-steps; the other waits for it in the sum of the gradients. Then all parameters
-have to be bitwise those of a run in which nobody slept.
+steps; its peer waits for it in the sum of the gradients. Then all parameters
+have to equal, bit by bit, the parameters of a run in which nobody slept.
 """
 
 import datetime
@@ -65,7 +65,7 @@ def run(step, parameters, x, steps: int, late: float = 0.0):
     step: the compiled step.
     parameters: the first parameters.
     x: a batch.
-    steps: their number.
+    steps: the number of steps.
     late: seconds for which this process sleeps in the middle.
   """
   start = time.perf_counter()
@@ -150,7 +150,7 @@ def work() -> None:
 
 
 def main(argv) -> None:
-  """Starts a process for each device, and writes what the first one found."""
+  """Starts a process for each device, and writes the first one's results."""
   command_line.flags_alone(argv)
   if _PROCESS_ID.value >= 0:
     work()
@@ -181,7 +181,7 @@ def main(argv) -> None:
   if _OUTPUT.value:
     result = {
         'command': 'python benchmarks/processes.py',
-        # This process leaves the devices to the others.
+        # This process leaves the devices to its children.
         'date': datetime.datetime.now(datetime.UTC).isoformat('T', 'seconds'),
         'commit': timing.commit(),
         'device': {'kind': rows[0]['device'], 'count': PROCESSES},

@@ -255,7 +255,7 @@ def linear_over_time(name: str) -> str:
 
 
 def stacks() -> str:
-  """The table of layers in depth, in turn and at the same time."""
+  """The table of layers in depth, in turn and together."""
   found = pivots.timed('stacks_h200')
   index = 'layer', 'batch', 'time', 'features', 'num_heads'
   items = pivots.pivot(found, index)

@@ -1,8 +1,8 @@
 """Cases: a layer at a shape, in a dtype, with or without its projection.
 
 `problems` makes the arrays and functions of a case. `suites` lists the cases
-that are timed; `dense_checks.txt` and `linear_checks.txt` those that are only
-checked.
+that are timed; `dense_checks.txt` and `linear_checks.txt` list cases that are
+only checked.
 """
 
 from collections.abc import Sequence
@@ -101,13 +101,13 @@ class Case:
     layer: a name that `problems.layer_class` knows, 'linear_scan', or
       'projection', which is the matrix product of MinGRU's projection alone.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
-    implementations: to be compared with the reference and with each other.
+    implementations: paths to compare with the reference and each other.
     drawn: whether parameters and initial carry are random, of a size for which
       rounding errors do not grow. Otherwise parameters are as initialised, and
       the carry starts from zero.
     checked: whether it is not timed. It then returns and differentiates
       everything that it can.
-    options: of a check.
+    options: the options of a check.
     param_dtype: dtype of the parameters, in the suite 'devices'.
     directions: the passes that are timed.
   """

@@ -1,7 +1,7 @@
 """Compares results with a reference, and says how large an error may be.
 
-The reference is the 'scan' path in float64, on the same rounded inputs and on
-the same device.
+The reference is the 'scan' path in float64, on the result's rounded inputs and
+on its device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ class Limits:
   """Largest relative errors of a correct result.
 
   Attributes:
-    outputs: of arrays that the forward pass returns.
-    few: factor of these for arrays of few elements.
-    ratio: the error as a multiple of that of 'scan' in the same dtype; None
-      where 'scan' is no yardstick.
+    outputs: limit for arrays that the forward pass returns.
+    few: factor of both limits for arrays of few elements.
+    ratio: the error over the error of 'scan' in the case's dtype; None where
+      'scan' is no yardstick.
   """
 
   outputs: float
@@ -46,9 +46,9 @@ class Limits:
 def limits(problem: problems.Problem, implementation: str) -> Limits:
   """Returns how large errors may be that only rounding makes.
 
-  Rounding errors of a thousand dependent steps cannot be derived closely. Where
+  Rounding errors of a thousand dependent steps cannot be derived closely. If
   parameters are drawn such that errors do not grow, the error of 'scan' in the
-  same dtype is the yardstick, beside fixed limits.
+  case's dtype is the yardstick, beside fixed limits.
   """
   case = problem.case
   wide = case.dtype == 'float32'
@@ -89,7 +89,7 @@ def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
   2^-23 sqrt(T), where T may be the `terms` of a sum. Operands of products may
   have fewer digits, and h is rounded anew at each step: 4 of their units, u. In
   the gradient of a `kinked` layer, a share of about u of all elements falls on
-  the other side of a jump: its relative error is the root of that share.
+  the wrong side of a jump: its relative error is the root of that share.
   """
   state = 50 * 2.0**-23 * terms**0.5
   unit = float(jnp.finfo(dtype).eps)
@@ -103,7 +103,7 @@ def rounding(dtype: str, terms: int, kinked: bool = False) -> float:
 def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
   """Returns the error of each array, the largest one of several results.
 
-  All are trees of arrays by name; those of `expected` have float64.
+  All are trees of arrays by name; arrays of `expected` have float64.
   """
   found: dict[str, tuple[float, int]] = {}
   with jax.enable_x64(True):
@@ -122,11 +122,11 @@ def errors(results: Sequence[Any], expected: Mapping[str, Any]) -> Errors:
 def judge(
     problem: problems.Problem, implementation: str, found: Errors, scan: Errors
 ) -> tuple[dict[str, Any], bool, list[str]]:
-  """Compares errors with their limits, and with those of 'scan' if given.
+  """Compares errors with their limits, and with errors of 'scan' if given.
 
   Returns:
     Fields of a row; whether errors are within their limits; and sentences that
-    say why not, or that an error is larger than that of 'scan'.
+    say why not, or that an error exceeds the error of 'scan'.
   """
   limit = limits(problem, implementation)
   bounds = {

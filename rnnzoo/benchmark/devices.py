@@ -8,8 +8,8 @@ the dtype of the parameters, `param_dtype`.
 
 'time_devices' has a linear recurrence with time over all devices.
 
-Before anything is timed, the results of all devices are compared with those of
-one device that computes all. Then one device and all of them take turns.
+Before anything is timed, the results of all devices are compared with one
+device's results for all. Then one device and all devices take turns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -72,7 +72,7 @@ class _Program:
   Attributes:
     whole: the arrays for all devices.
     part: the arrays for one device alone.
-    shardings: maps a kind of axis to shardings of the arrays.
+    shardings: function from a kind of axis to shardings of the arrays.
     limit: largest relative difference of a result.
     before: subtracted from results before they are compared.
   """

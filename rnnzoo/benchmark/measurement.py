@@ -1,4 +1,4 @@
-"""Checks every result, then times those that are right.
+"""Checks every result, then times the right ones.
 
 Threads compile the programs of a few cases side by side. Then these cases are
 checked and timed, while nothing is compiled. A single thread takes one case at
@@ -28,7 +28,7 @@ from rnnzoo.benchmark import timing
 
 Row = dict[str, Any]
 
-# Fields that say which row it is, with those that a table shows first.
+# Fields that say which row it is. A table shows LABELS first.
 LABELS = ('layer', 'program', 'projection', 'direction')
 _SIZES = (field.name for field in dataclasses.fields(cases.Shape))
 KEY = ('shape', *_SIZES, 'dtype', 'param_dtype', *LABELS)
@@ -50,8 +50,8 @@ class _Run:
 
   Attributes:
     exact: whether it is the reference, in `Case.exact_dtype`.
-    compiling: None if it cannot be traced.
-    program: None until it is compiled.
+    compiling: its compilation; None if it cannot be traced.
+    program: the program; None until it is compiled.
     right: whether its errors are within their limits.
   """
 
@@ -115,7 +115,7 @@ def _print(error: Exception) -> None:
 
 @contextlib.contextmanager
 def _attempt(*runs: _Run) -> Iterator[None]:
-  """Notes an error of a step of these runs, as the first of each."""
+  """Notes an error of a step, in each run without an earlier error."""
   try:
     yield
   except Exception as error:
@@ -130,7 +130,7 @@ class _Group:
   """A case and its programs, to be checked and timed together.
 
   Attributes:
-    problem: None if its arrays cannot be drawn.
+    problem: the problem; None if its arrays cannot be drawn.
     exact: the reference, where there is something to compare with it.
     scan: the yardstick of errors, where there is one.
   """
@@ -151,11 +151,11 @@ def measure(
 
   Yields:
     One row for each case, implementation and direction, as soon as it is known.
-    Beside the labels there are `status` ('ok', 'cannot' or 'failed'), `reason`,
-    and as far as it got `compile_s`, XLA's view of memory, the errors that
+    A row has its labels, `status` ('ok', 'cannot' or 'failed'), `reason`, and
+    as far as it got `compile_s`, XLA's view of memory, the errors that
     `checks.judge` describes, `bytes_moved`, and the times that `timing.measure`
-    describes. A row that `failed` only since its error is larger than that of
-    'scan' is timed all the same. `compile_s` means little where several were
+    describes. A row that `failed` only since its error exceeds the error of
+    'scan' is still timed. `compile_s` means little where several were
     `compiled_together`.
   """
   for _, rows in by_case(selected, timer, watchdog):

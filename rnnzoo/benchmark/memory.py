@@ -1,4 +1,4 @@
-"""The suite 'memory': what a gradient keeps, by path and setting.
+"""The suite 'memory': arrays that a gradient keeps, by path and setting.
 
 `mib` is XLA's own count of temporary memory for the compiled gradient; x, y and
 the parameters are not among it. `kept_mib` is the size of the arrays that

@@ -20,7 +20,7 @@ from rnnzoo.benchmark import timing
 
 PATH = 'associative_scan'
 
-# The layers that need an iteration; the others take one pass.
+# The layers that need an iteration; MinGRU and MinLSTM take one pass.
 LAYERS = tuple(x for x in rnnzoo.LAYERS if x not in ('MinGRU', 'MinLSTM'))
 
 

@@ -1,8 +1,8 @@
 """The suite 'peers': layers of other libraries beside ours, in one run.
 
-Each library that is installed takes part, with the same weights and inputs, and
-is compared with our 'scan' in float64: `error` is the error of y, or backward
-of the gradient by x. All of them take turns. `compile_s` of a torch program is
+Each library that is installed takes part, with our weights and inputs, and is
+compared with our 'scan' in float64: `error` is the error of y, or backward of
+the gradient by x. All libraries take turns. `compile_s` of a torch program is
 its first call; memory is as each library tells it.
 """
 
@@ -44,8 +44,8 @@ class Peer:
   Attributes:
     package: its distribution, as pip knows it.
     module: the module that shows whether it is installed.
-    layers: those of `LAYERS` that it has.
-    program: makes a call of ours, arrays, dtype and direction.
+    layers: the names in `LAYERS` of layers that it has.
+    program: function of ours, arrays, dtype and direction that makes a call.
   """
 
   package: str

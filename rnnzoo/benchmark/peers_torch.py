@@ -120,7 +120,7 @@ def eager(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
 
 
 def cudnn(ours: Any, options: dict[str, Any]) -> Parts:
-  """The same with steps first in memory, as is best for cuDNN."""
+  """torch.nn's module with steps first in memory, as is best for cuDNN."""
   import torch
 
   if options['device'] != 'cuda':
@@ -143,7 +143,7 @@ def _module(torch: Any, ours: Any, **options: Any) -> Any:
 
 
 def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
-  """The same, by torch.compile.
+  """torch.nn's module through torch.compile.
 
   By default torch.compile calls the library for these modules, as eager does;
   `torch._dynamo.config.allow_rnn` has it trace every step.

@@ -62,7 +62,7 @@ PATHS: Mapping[str, Any] = {
     'at once': rnnzoo.Pallas(),
 }
 
-# The end of the name of a layer that takes one step after the other.
+# The end of the name of a layer that takes one step after another.
 STEP = ' step'
 
 # Shares of the steps that reset, by the name of a linear recurrence.
@@ -70,7 +70,7 @@ RESETS = {
     f'linear_scan_{x}%_resets': float(x) / 100 for x in ('0.1', '3', '30')
 }
 
-# Factors of random input gates: of small ones a cell forgets little.
+# Factors of random input gates: with small gates a cell forgets little.
 _INPUTS = {'IndRNN_tanh_small': 0.01, 'IndRNN_relu_small': 0.01}
 
 # A-GRU's default γ is chaotic over hundreds of steps: rounding errors then grow
@@ -89,11 +89,11 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def layer_class(name: str) -> Any:
-  """Returns what makes the layer of a case, by its name in results.
+  """Returns a class or function that makes a case's layer.
 
   Args:
-    name: a layer's, maybe with its options after _, as IRevRNN_8_inner_steps;
-      or a stack of them, as '4 x LSTM'.
+    name: a layer's name in results, maybe with options after _, as
+      IRevRNN_8_inner_steps; or a stack of layers, as '4 x LSTM'.
   """
   if found := re.fullmatch(r'(\d+) x (.+)', name):
     make = layer_class(found[2])
@@ -107,7 +107,7 @@ class Problem:
 
   Attributes:
     arguments: arrays by name, and weights: cotangents of the results.
-    make: maps (implementation, dtype) to a function of the arrays.
+    make: (implementation, dtype) -> a function of the arrays.
     traffic: the bytes that must be read and written at least, forward and with
       backward; () where memory bandwidth is not the limit.
   """
@@ -171,7 +171,7 @@ def _create(case: cases.Case, rng) -> Any:
 
 
 def _make_layer(case: cases.Case, **options) -> Any:
-  """Returns the case's layer; that of a check on x learns its carry."""
+  """Returns the case's layer; in a check on x it learns its carry."""
   shape = case.shape
   learns = case.checked and case.projection == 'with'
   layer = layer_class(case.layer)
@@ -204,7 +204,7 @@ def _rounded(arrays: Any, dtype: str) -> Any:
 
 
 def _on_input(case: cases.Case) -> Problem:
-  """A layer on x; that of a check is called with all arguments."""
+  """A layer on x; a check calls the layer with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
   flags, reverse = _flags(case, rng), cases.REVERSE in case.options
   if case.checked:
@@ -224,7 +224,7 @@ def _on_input(case: cases.Case) -> Problem:
         arrays['x'], reverse=reverse, **jax.tree.map(jnp.asarray, flags)
     )
 
-  # Rounded, so that the reference sees the same numbers.
+  # Rounded, so that the reference sees equal numbers.
   state = _rounded(nnx.to_pure_dict(nnx.state(layer)), case.dtype)
   lead = shape.batch, shape.time
   x = normal(0, (*lead, shape.in_features), case.dtype)
@@ -235,7 +235,7 @@ def _on_input(case: cases.Case) -> Problem:
 
 
 def _on_gates(case: cases.Case) -> Problem:
-  """A cell on input gates; that of a check also returns its final carry."""
+  """A cell on input gates; a check also returns the final carry."""
   shape, rng = case.shape, np.random.default_rng(0)
   layer = _create(case, rng)
   cell = layer.cell
@@ -266,7 +266,7 @@ def _on_gates(case: cases.Case) -> Problem:
     last = carry()
     if 'm' in cell.carry_names and case.dtype != 'float32':
       # The derivatives of sLSTM's c, n and m jump where its stabiliser changes
-      # sides, which rounding decides in a few elements; those of h do not.
+      # sides, which rounding decides in a few elements. dh does not jump.
       last = (last[0], *map(jnp.zeros_like, last[1:]))
     weights = {'h': weights, 'carry': last}
   make = functools.partial(_make_unroll, case, cell, flags)

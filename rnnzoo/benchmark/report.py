@@ -45,12 +45,12 @@ class Table:
   """Prints rows as they come, aligned.
 
   A reason stands below the first row that has it; later ones name its number. A
-  path that cannot run a layer, for the same reason in all directions and with
-  and without projection, is one line.
+  path that cannot run a layer, for one reason in all directions and with and
+  without projection, is one line.
   """
 
   def __init__(self, layers: Iterable[str]):
-    """Creates a table for rows of these layers."""
+    """Creates a table for rows of the given layers."""
     self._widths = (max(map(len, ['layer', *layers])), *_WIDTHS)
     self._title = ''
     self._reasons: dict[str, int] = {}

@@ -3,13 +3,13 @@
 'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
 product R h: their limit is the time to read the input gates and to write h.
 'dense' has cells with a product R h in every step: their limit is the latency
-of a step, times T. 'stacks' has layers of a stack in turn and at the same time,
+of a step, times T. 'stacks' has layers of a stack in turn and together,
 'devices' training steps of stacks on one device and on all, 'time_devices'
 linear recurrences with time over devices, 'resets' linear recurrences with
 resets. 'newton' has cells that are not linear, by an iteration that is parallel
-in time and step by step; 'newton_long' long sequences of them. 'memory' has the
-arrays that paths keep for a gradient, 'rollouts' `ScannedRNN`, and 'steps'
-single steps in a loop, both beside flax.
+in time and step by step; 'newton_long' long sequences of such cells. 'memory'
+has the arrays that paths keep for a gradient, 'rollouts' `ScannedRNN`, and
+'steps' single steps in a loop, both beside flax.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,8 +50,8 @@ class Entry:
   """Layers that are measured alike.
 
   Attributes:
-    shapes: names; None for all that no entry of the suite names.
-    layers: names.
+    shapes: names of shapes; None for all that no entry of the suite names.
+    layers: names of the layers.
     projection: 'with' or 'without'.
     dtypes: the choice unless a user gives others.
     implementations: the choice unless a user gives others; None for all.

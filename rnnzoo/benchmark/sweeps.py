@@ -6,7 +6,7 @@ without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is. `batches.txt` has the shapes
 of 'batches': first a middle, a large and a small batch of every number of
 features, so that a part of a run covers the range. cuDNN's line is the suite
-'cudnn', by torch, with the same shapes of one head in float16.
+'cudnn', by torch, with the file's shapes of one head in float16.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +38,8 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
   """Yields the rows of `measurement.measure`, with the path of `None`.
 
-  All rows have `path_of_none`. Those of that path have `choice`, a text, and
-  `of_best`: its time as a multiple of the best path's.
+  All rows have `path_of_none`. Rows of the path of `None` have `choice`, a
+  text, and `of_best`: its time as a multiple of the best path's.
   """
   for case, rows in measurement.by_case(selected, timer, watchdog):
     path, _ = measurement.attempt(_path_of_none, case)
@@ -91,7 +91,7 @@ def _compare(rows: Sequence[dict[str, Any]]) -> None:
 def _path_of_none(case: cases.Case) -> str:
   """Returns the path that `None` takes here.
 
-  It is timed by its name: the program is the same.
+  It is timed by its name, which makes an equal program.
   """
   shape, dtype = case.shape, jnp.dtype(case.dtype)
   size = shape.batch, shape.time, shape.in_features

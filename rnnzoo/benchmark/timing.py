@@ -5,7 +5,7 @@ several calls are put in flight and waited for together: one call at a time adds
 0.1 - 0.7 ms of dispatch. A machine's speed drifts, so calls that are compared
 take turns. Arrays that fit a cache of 50 MB are read faster than memory allows,
 so calls work on several sets of inputs. And a call of 20 µs is shorter than its
-own dispatch, so one program may do all sets, one after the other.
+own dispatch, so one program may do all sets, one after another.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +69,7 @@ class Timer:
     one_program: whether one program does all sets, for calls that may be
       shorter than their dispatch.
     from_host: whether calls that copy sequences from the host are timed too.
-    threads: that compile; if several, seconds of compilation mean little.
+    threads: compiling threads; if several, compilation times mean little.
     pace: length of samples.
   """
 
@@ -217,13 +217,13 @@ def measure(
 ) -> list[dict[str, Any]]:
   """Times programs on (arrays by name, weights).
 
-  Each is a pair of a function and the same, compiled; `before` is as for
-  `interleave`.
+  Each is a pair of a function and its compiled form; `interleave` describes
+  `before`.
 
   Returns:
-    Fields of a row for each: those of `Times` for one set of inputs, `sets`,
-    their number, and on an accelerator `dispatch_ms`, the host's share of a
-    call below 100 ms.
+    Fields of a row for each: the fields of `Times` for one set of inputs,
+    `sets` (their number), and on an accelerator `dispatch_ms`, the host's share
+    of a call below 100 ms.
   """
   sets = input_sets(arguments, timer.max_sets)
   each_call = [(sets,)] if timer.one_program else sets
@@ -289,7 +289,7 @@ def _from_host(
 
 
 def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
-  """Calls a function on several sets of arguments, one after the other.
+  """Calls a function on several sets of arguments, one after another.
 
   Each set waits for the results of the one before, so that the compiler neither
   merges them nor runs them side by side.

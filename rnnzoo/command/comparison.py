@@ -15,7 +15,7 @@ from rnnzoo.training import files
 from rnnzoo.training import report as report_lib
 from rnnzoo.training import run_directory
 
-# Names of what a sweep or a comparison writes beside runs.
+# Names that a sweep or a comparison writes beside runs.
 _BESIDE_RUNS = re.compile(r'comparisons?|comparison\.(md|png)|.*\.log')
 
 # The level of the two-sided interval of the mean.
@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
   """A metric over the seeds of a run; None where a seed has no finite value.
 
   Attributes:
-    num_seeds: how many seeds there are.
+    num_seeds: the number of seeds.
     mean: the mean over the seeds.
     std: the standard deviation of the population, as in report.json.
     interval: half the width of the 95 % confidence interval of the mean, by

@@ -23,7 +23,7 @@ from rnnzoo.training import processes
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
-# Where the run goes, as soon as that is known.
+# The directory of the run, as soon as it is known.
 _WORKDIR_FOUND: list[str] = []
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   """Runs the command that the words of the command line name.
 
   Args:
-    argv: the words after the program's name; None for those of this process.
+    argv: the words after the program's name; None for this process's words.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   processes.set_name('rnnzoo')

@@ -76,7 +76,7 @@ def main(words: Sequence[str]) -> list[str]:
     try:
       codes = {name: future.result() for name, future in started.items()}
     except KeyboardInterrupt:
-      # Those that wait must not begin. Ctrl-C ends the others by itself.
+      # Waiting runs must not begin. Ctrl-C ends running ones by itself.
       pool.shutdown(wait=False, cancel_futures=True)
       for process in list(_RUNNING):
         process.terminate()
@@ -200,8 +200,8 @@ def combinations(
   """Returns each run by its name.
 
   Args:
-    grids: 'field=value,value' each.
-    cases: by name, each of them taken with all values.
+    grids: fields with values, 'field=value,value' each.
+    cases: cases by name, each taken with all values.
 
   Raises:
     ValueError: a grid cannot be read, or there is nothing to vary.

@@ -1,7 +1,7 @@
-"""Tasks: what is learnt. How it is learnt is `rnnzoo.training`'s business.
+"""Tasks: problems to learn. `rnnzoo.training` says how they are learnt.
 
 To add one, write a file with a subclass of `Task` and name it in `TASKS`; a
-config then chooses it with `config.task`. Tasks in which each example is of one
+config then chooses it with `config.task`. Tasks in which each example is in one
 of several classes inherit `protocol.Classification`.
 
 A task of another project needs no change here. Its config calls `register`, or
@@ -96,8 +96,8 @@ def register(
   """Makes a task of another project known as `config.task = name`.
 
   Args:
-    name: of the task. To register it again, as a config that is loaded twice
-      does, replaces it.
+    name: the task's name. To register it again, as a config that is loaded
+      twice does, replaces it.
     make: its class, or a function of a config that returns a task. A trained
       model of a function's task is loaded by way of its data.
 
@@ -121,7 +121,7 @@ def _entry_points() -> dict[str, metadata.EntryPoint]:
 
 
 def known() -> tuple[str, ...]:
-  """Returns the names of all tasks, those of other projects included."""
+  """Returns the names of all tasks, other projects' tasks included."""
   return tuple(dict.fromkeys([*TASKS, *_REGISTERED, *_entry_points()]))
 
 
@@ -129,7 +129,7 @@ def find(name: str) -> Callable[[ml_collections.ConfigDict], Task]:
   """Returns the class of a task, or the function that makes it.
 
   Args:
-    name: one of `known()`.
+    name: a name in `known()`.
 
   Raises:
     ValueError: there is no such task, or its package cannot be imported.

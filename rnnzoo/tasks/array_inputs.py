@@ -14,10 +14,10 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
 
   Args:
     given: arrays [B, ...], as a user gave them.
-    names: of arrays that must be among them; none for arrays without names.
+    names: names of arrays that must be there; none for arrays without names.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the arrays are something else.
   """
   if names and not (isinstance(given, Mapping) and set(names) <= set(given)):
     got = settings.a(type(given))
@@ -45,15 +45,15 @@ def counts(
   """Returns how much of each row is data, int32 [B].
 
   Args:
-    given: as a user gave them.
-    name: of the array.
-    batch: B.
+    given: the counts, as a user gave them.
+    name: the array's name.
+    batch: the batch size B.
     most: the largest count.
-    of: says of what that is the number.
+    of: words for `most`, as 'the steps of x'.
     row: the word for one row of the batch.
 
   Raises:
-    ValueError: they are no integers [B] from 1 to `most`.
+    ValueError: the counts are no integers [B] from 1 to `most`.
   """
   try:
     found = np.asarray(given)

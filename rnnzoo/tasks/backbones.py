@@ -32,9 +32,9 @@ def _is_implementation(value: Any) -> bool:
   )
 
 
-# Rules for `config.model`. The greatest sizes are far beyond what a device can
-# hold, and still small enough for a sentence instead of a process that never
-# comes back.
+# Rules for `config.model`. The greatest sizes are far beyond a device's memory,
+# and still so small that a user gets a sentence, not a process that never
+# returns.
 RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'layer': fields.text(),
@@ -60,7 +60,7 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 
 # Arguments that a layer has from `config.model` itself.
 _OF_MODEL = ('dtype', 'features', 'implementation')
-# Those that a layer has from the task or sets itself.
+# Arguments that a layer has from the task or sets itself.
 _OF_TASK = ('cell', 'in_features', 'rngs')
 
 # Values of a layer's *_init options in a config, which holds no functions.
@@ -113,10 +113,10 @@ def build(
 
   Args:
     model: `config.model`, as in `configs/base.py`, checked by `check`.
-    in_features: of its inputs.
-    rngs: that parameters are drawn from.
-    stack: makes it, with the arguments of `rnnzoo.Stack`; None for that, or for
-      `rnnzoo.DenseStack` where `config.model.dense` is set.
+    in_features: the features of its inputs.
+    rngs: the source of parameters.
+    stack: function with `rnnzoo.Stack`'s arguments that makes it; None for
+      `Stack`, or for `rnnzoo.DenseStack` where `config.model.dense` is set.
 
   Raises:
     ValueError: the layer or one of its options does not exist.
@@ -181,8 +181,8 @@ def build_language_model(
   Args:
     model: `config.model`, checked by `check`; each of its `num_layers` is a
       block.
-    num_tokens: of the vocabulary.
-    rngs: that parameters are drawn from.
+    num_tokens: the number of tokens in the vocabulary.
+    rngs: the source of parameters.
     **options: more arguments of `models.LanguageModel`.
 
   Raises:
@@ -226,10 +226,10 @@ def build_language_model(
 
 
 def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
-  """Returns the dtype to compute in, None for that of the parameters.
+  """Returns the dtype to compute in, None for the parameters' dtype.
 
   Raises:
-    ValueError: there is none of that name.
+    ValueError: no dtype has that name.
   """
   return None if model.dtype is None else _find_dtype(model.dtype)
 
@@ -250,7 +250,7 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   """Returns the layer class of that name.
 
   Raises:
-    ValueError: there is none; the message says which there are.
+    ValueError: no layer has that name; the message says which there are.
   """
   if name in rnnzoo.LAYERS:
     return rnnzoo.LAYERS[name]

@@ -21,7 +21,7 @@ class Rule(NamedTuple):
   """The values that a field may hold.
 
   Attributes:
-    text: says it, after 'must be'.
+    text: the rule in words, after 'must be'.
     allows: whether a value is allowed. Any type of value may be asked for.
   """
 
@@ -39,7 +39,7 @@ def integer(least: int, most: int = 10**9, *, optional: bool = False) -> Rule:
 
 
 def seed() -> Rule:
-  """Returns the rule of a seed. Beyond 32 bits two seeds would be the same."""
+  """Returns the rule of a seed. Seeds beyond 32 bits would collide."""
   return integer(0, 2**32 - 1)
 
 
@@ -129,8 +129,8 @@ def check(
 
   Args:
     given: the section. Fields without a rule are not looked at.
-    rules: by the fields' names.
-    name: of the section, as 'config.optimizer'.
+    rules: rules by the fields' names.
+    name: the section's name, as 'config.optimizer'.
   """
   if not isinstance(given, ml_collections.ConfigDict):
     raise ValueError(
@@ -153,7 +153,7 @@ def check_numbers(value: Any, name: str) -> None:
 
   Args:
     value: a number, or numbers in sections, tuples and lists; else ignored.
-    name: of the field that holds it.
+    name: the field that holds it.
   """
   if isinstance(value, Mapping | ml_collections.ConfigDict):
     for key, part in value.items():
@@ -169,11 +169,11 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns a path with '~' replaced by the home directory.
 
   Args:
-    path: as it was given.
-    name: of the field that holds it, as 'config.data.path'; '' for none.
+    path: the path as it was given.
+    name: the field that holds it, as 'config.data.path'; '' for none.
 
   Raises:
-    ValueError: it is no path, or nobody has that home.
+    ValueError: `path` is no path, or nobody has that home.
   """
   if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
     raise ValueError(
@@ -193,8 +193,8 @@ def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
   """Returns the path of a directory, there or not, as `expand` does.
 
   Args:
-    path: as it was given.
-    name: of the field or flag that holds it, as 'config.data.manual_dir'.
+    path: the path as it was given.
+    name: the field or flag that holds it, as 'config.data.manual_dir'.
 
   Raises:
     ValueError: the path, or one above it, is a file; or nobody has that home.
@@ -217,8 +217,8 @@ def check_unread(
 
   Args:
     given: `config.data`.
-    names: of fields that are '' where they are not set, or with the values
-      that they then have. One that is not there is not set.
+    names: names of fields that are '' where they are not set, or with the
+      values that they then have. One that is not there is not set.
     choice: the field by which they are not read, as 'source'.
   """
   unset = names if isinstance(names, Mapping) else dict.fromkeys(names, '')

@@ -17,10 +17,10 @@ def make_figure(
   """Returns (figure, axes [rows, columns]).
 
   Args:
-    columns: of axes.
-    size: in inches.
-    title: with the name of the data set.
-    rows: of axes.
+    columns: columns of axes.
+    size: width and height in inches.
+    title: the title, with the name of the data set.
+    rows: rows of axes.
   """
   from matplotlib import figure as figures  # Slow to import.
 
@@ -70,10 +70,10 @@ def plot_over_length(
   """Draws accuracy over the length of test sequences, one line a seed.
 
   Args:
-    path: of the file.
+    path: path of the file.
     title: the figure's title.
-    accuracies: of each seed, by length.
-    seeds: their names.
+    accuracies: accuracies of each seed, by length.
+    seeds: names of the seeds.
     chance: the accuracy of a model that guesses.
     trained_to: the greatest length in training.
   """
@@ -101,8 +101,8 @@ def plot_attention(
   """Draws which tokens of the source each token of the target looked at.
 
   Args:
-    path: of the file.
-    title: of the figure.
+    path: path of the file.
+    title: title of the figure.
     examples: (weights [T, S], S tokens of the source, T of the target).
   """
   longest = max(max(weights.shape) for weights, _, _ in examples)

@@ -1,8 +1,8 @@
 """The protocol between a task and the training loop.
 
 A task hands over its data, a way to build the model, and a function from a
-batch of examples to numbers for each of them. All else, this module's hooks,
-is there for tasks that need it and does nothing by default.
+batch of examples to numbers for each example. All else, this module's hooks, is
+there for tasks that need it and does nothing by default.
 
 Dimensions: N examples of a split, B batch, T time.
 """
@@ -25,7 +25,7 @@ from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 
-# Arrays by name. All have the same leading axis, one entry an example.
+# Arrays by name. Their leading axes are alike, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
 
 
@@ -36,11 +36,11 @@ class Generator(NamedTuple):
     make_batch: (key) -> arrays [B, ...] by name, with B the task's batch size.
       It is traced into the training step, and its key is a function of the
       seed and the step.
-    steps_per_epoch: how many batches count as an epoch.
-    lessons: (epochs, make_batch) pairs that come first, in turn, such as those
-      of shorter sequences.
-    source: arrays that batches are made of, such as a text. A run goes on with
-      the same ones alone.
+    steps_per_epoch: the number of batches that count as an epoch.
+    lessons: (epochs, make_batch) pairs that come first, in turn, such as
+      lessons of shorter sequences.
+    source: arrays that batches are made of, such as a text. A run is resumed
+      with equal arrays only.
   """
 
   make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
@@ -54,7 +54,7 @@ class Generator(NamedTuple):
     """Returns the index of an epoch's lesson, or how many there are after all.
 
     Args:
-      epoch: which one, from 1.
+      epoch: the epoch's number, from 1.
     """
     for index, (num_epochs, _) in enumerate(self.lessons):
       if epoch <= num_epochs:
@@ -74,14 +74,14 @@ class Metric(NamedTuple):
   after every epoch for training and validation, and at the end for the test.
 
   Attributes:
-    name: as it stands in files: 'accuracy'.
-    higher_is_better: whether it is.
+    name: its name in files: 'accuracy'.
+    higher_is_better: whether a higher value is better.
     greatest: the greatest value that it can have, where higher is better.
-    form: how people read it, a format for numbers.
-    of: computes it from the means of losses and scores by name, 'loss' being
-      the loss: perplexity, say.
+    form: a format for people who read its numbers.
+    of: function of the means of losses and scores by name, 'loss' being the
+      loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
-    unit: what scores of its name are counted in.
+    unit: the unit in which scores of its name are counted.
   """
 
   name: str
@@ -115,7 +115,7 @@ class Evaluation(NamedTuple):
   the examples of a batch or split by these weights.
 
   Attributes:
-    losses: [B].
+    losses: losses of the examples, [B].
     scores: more numbers an example by name, each [B]; one for each metric that
       is their mean.
     weights: [B], how much an example counts, such as its number of targets;
@@ -152,11 +152,11 @@ class Task(abc.ABC):
       metric file carries it.
     splits: 'train', 'validation', 'test', and others, with sequences of other
       lengths say, on which the best model is evaluated as on the test. Each is
-      a mapping of arrays [N, ...] or several of them, buckets; 'train' may be a
-      `Generator`.
+      a mapping of arrays [N, ...] or several mappings, buckets; 'train' may be
+      a `Generator`.
     batch_size: examples of one training step.
-    metrics: those that compare models, the main one first. The loss need not
-      be named.
+    metrics: the metrics that compare models, the main one first. The loss need
+      not be named.
     label_smoothing: `config.model.label_smoothing` of a task that smooths
       labels; else nothing but zero is allowed there.
   """
@@ -182,7 +182,7 @@ class Task(abc.ABC):
     """Returns the results of a batch; it is traced.
 
     Args:
-      model: one of `build_model`, with trained parameters.
+      model: a model of `build_model`, with trained parameters.
       examples: arrays [B, ...], rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
@@ -196,10 +196,10 @@ class Task(abc.ABC):
     nor 'train' nor 'validation'; in a run of several processes, by each.
 
     Args:
-      model: the best one.
+      model: the best model.
       split: the name of the split.
       predictions: `Evaluation.predictions` of all of it, as numpy arrays
-        [N, ...]; for buckets, a list of these.
+        [N, ...]; for buckets, a list of such arrays.
 
     Returns:
       Numbers, one for each metric `at_test`, and all else that result.json is
@@ -219,7 +219,7 @@ class Task(abc.ABC):
     files are written by the first.
 
     Args:
-      results: of each seed, the content of its result.json.
+      results: the content of each seed's result.json.
       best_model: (seed) -> its best model. Not to be called where files are
         written.
     """
@@ -243,7 +243,7 @@ class Task(abc.ABC):
     It begins with `task = cls.__new__(cls)` instead of `__init__`.
 
     Args:
-      config: of the run.
+      config: the run's config.
       described: the result of `describe`, tuples as lists.
 
     Raises:
@@ -258,10 +258,10 @@ class Task(abc.ABC):
     It is called with concrete values, once a call.
 
     Args:
-      inputs: as a user gave them.
+      inputs: the inputs, as a user gave them.
 
     Raises:
-      ValueError: they cannot be used.
+      ValueError: the inputs cannot be used.
     """
     return array_inputs.check(inputs)
 
@@ -269,7 +269,7 @@ class Task(abc.ABC):
     """Returns predictions for inputs as they are in `splits`; it is traced.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: arrays [B, ...].
 
     Raises:
@@ -293,8 +293,8 @@ class Task(abc.ABC):
     """Returns one line for each line given: `train.py --mode=predict`.
 
     Args:
-      model: a trained one.
-      lines: without their ends.
+      model: a trained model.
+      lines: the lines without their ends.
 
     Raises:
       NotImplementedError: the task reads no text; the message says so.
@@ -316,11 +316,11 @@ class Task(abc.ABC):
     out; whoever asks for them is told so.
 
     Args:
-      model: a trained one.
-      prompt: how the text begins.
-      key: of all random choices.
-      length: how much follows the prompt; None for the task's own.
-      temperature: divides logits; None for the task's own.
+      model: a trained model.
+      prompt: the beginning of the text.
+      key: the key of all random choices.
+      length: the length after the prompt; None for the task's own.
+      temperature: divisor of logits; None for the task's own.
 
     Raises:
       NotImplementedError: the task makes no text; the message says so.
@@ -347,7 +347,7 @@ def buckets(split: Split) -> tuple[Examples, ...]:
   """Returns the mappings of a split that has arrays.
 
   Raises:
-    ValueError: it is a `Generator`.
+    ValueError: the split is a `Generator`.
   """
   if isinstance(split, Generator):
     raise ValueError("only 'train' can be made by a Generator")
@@ -358,7 +358,7 @@ def num_examples(examples: Examples) -> int:
   """Returns N, which all arrays have as their leading axis.
 
   Raises:
-    ValueError: they have not, or there are none.
+    ValueError: arrays differ in N, or there are none.
   """
   sizes = {name: len(array) for name, array in examples.items()}
   if len(set(sizes.values())) != 1:
@@ -393,7 +393,7 @@ class Classification(Task):
   """A task with classes: its metrics, and the figure of confusions.
 
   Attributes:
-    class_names: one name a class.
+    class_names: names of classes, one a class.
   """
 
   metrics = METRICS
@@ -420,8 +420,8 @@ def evaluation(
   """Returns cross entropies, hits and predicted classes.
 
   Args:
-    logits: [B, classes].
-    labels: int [B].
+    logits: logits of the examples, [B, classes].
+    labels: the true classes, int [B].
     smoothing: the share of each label that is given to all classes alike; zero
       in evaluation.
   """
@@ -447,8 +447,8 @@ def confusion_metrics(
 
   Args:
     labels: the true classes [N].
-    predictions: the predicted ones [N].
-    num_classes: of which some may occur in neither.
+    predictions: the predicted classes [N].
+    num_classes: number of classes, of which some may occur in neither.
 
   Returns:
     Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
@@ -475,8 +475,8 @@ def confusions_report(
   """Returns the confusions of all seeds together, and their figure.
 
   Args:
-    results: of each seed, with those of `confusion_metrics` in 'test'.
-    class_names: one name a class.
+    results: each seed's results, with `confusion_metrics` in 'test'.
+    class_names: names of classes, one a class.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]
   matrix = np.sum(confusions, axis=0).tolist()
@@ -508,9 +508,9 @@ def check(
   """Raises ValueError where more than 8 GiB would be padding for the most part.
 
   Args:
-    lengths: of the sequences, which are padded to the longest.
+    lengths: steps of the sequences, which are padded to the longest.
     step_bytes: the size of a step.
-    remedy: says what would work, without a full stop.
+    remedy: a way that would work, in words without a full stop.
   """
   lengths = np.asarray(lengths, np.int64)
   steps = len(lengths) * int(lengths.max())

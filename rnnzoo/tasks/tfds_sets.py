@@ -24,8 +24,8 @@ class Examples(NamedTuple):
   """The examples of a split.
 
   Attributes:
-    inputs: as TFDS gives them, images decoded.
-    targets: likewise.
+    inputs: the inputs as TFDS gives them, images decoded.
+    targets: the targets as TFDS gives them.
   """
 
   inputs: list[Any]
@@ -38,8 +38,8 @@ class Set(NamedTuple):
   Attributes:
     splits: 'train', and 'validation' and 'test' where there are such.
     input: TFDS's feature of the inputs.
-    target: of the targets.
-    name: with its version.
+    target: TFDS's feature of the targets.
+    name: the set's name with its version.
   """
 
   splits: Mapping[str, Examples]
@@ -60,7 +60,7 @@ def directory(data_dir: str) -> pathlib.Path:
     data_dir: `config.data.data_dir`; '' for TFDS's own default.
 
   Raises:
-    ValueError: it is a file, or below one, or begins with the home of nobody.
+    ValueError: the path is a file, or below one, or begins with nobody's home.
   """
   if data_dir:
     return fields.expand_directory(data_dir, 'config.data.data_dir')
@@ -74,7 +74,7 @@ def read(source: str, data_dir: str) -> Set:
 
   Args:
     source: 'tfds:<name>'.
-    data_dir: where TFDS keeps its sets; '' for its own default.
+    data_dir: the folder where TFDS keeps its sets; '' for its own default.
 
   Raises:
     ValueError: there is no such set, it cannot be read, or it has no

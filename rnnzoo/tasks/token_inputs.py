@@ -15,12 +15,12 @@ def check(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
   """Returns tokens as int32 [B, T].
 
   Args:
-    given: as a user gave them.
-    num_tokens: tokens are from 0 to this, excluded.
+    given: the tokens, as a user gave them.
+    num_tokens: upper bound of tokens, excluded.
     least: the least T.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the tokens are something else.
   """
   rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
   if isinstance(given, np.ma.MaskedArray):
@@ -49,11 +49,11 @@ def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
 
   Args:
-    given: the same, as a user gave it.
-    num_tokens: as for `check`.
+    given: such a mapping, as a user gave it.
+    num_tokens: upper bound of tokens, excluded.
 
   Raises:
-    ValueError: it is something else.
+    ValueError: the mapping is something else.
   """
   if not isinstance(given, Mapping) or set(given) != {'tokens', 'length'}:
     got = settings.a(type(given))

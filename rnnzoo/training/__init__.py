@@ -18,7 +18,7 @@ them:
   processes       several that train together; how a program ends
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
-  run_data        tells whether the data are still the same
+  run_data        tells whether the data are unchanged
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees
   step            the compiled functions: initialise, train, evaluate

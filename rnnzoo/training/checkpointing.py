@@ -4,15 +4,15 @@ A checkpoint holds everything that the rest of the run depends on: parameters,
 statistics, the optimiser's and the plateau's state, the best parameters so far,
 and the history of all metrics. It is written as a whole, and random numbers
 depend on (seed, epoch, step) only, so a killed run that goes on from it gives
-what an uninterrupted run would have given.
+the numbers of an uninterrupted run.
 
 Several processes write a checkpoint together: orbax shares the arrays out among
 them. The first one alone does the rest.
 
-The last two are kept. Beside orbax's files a checkpoint has a manifest.json,
-with the version of its contents, its owner (config, data and seed) and the
-digest of each file. It is written last and read first: orbax never sees a file
-that has changed.
+The last two are kept. A checkpoint has orbax's files and a manifest.json, with
+the version of its contents, its owner (config, data and seed) and the digest of
+each file. It is written last and read first: orbax never sees a file that has
+changed.
 """
 
 from collections.abc import Mapping
@@ -57,10 +57,10 @@ class Checkpoints:
   """The checkpoints of one seed. Use as a context manager.
 
   Attributes:
-    directory: where they are, one subdirectory an epoch.
+    directory: the folder of the checkpoints, one subdirectory an epoch.
 
   Args:
-    directory: the same; it need not exist.
+    directory: the folder of the checkpoints; it need not exist.
     owner: the entries of their manifests: digests of config and data, the seed.
   """
 
@@ -72,8 +72,8 @@ class Checkpoints:
     self.directory = pathlib.Path(directory).absolute()
     self._owner = owner
     # Without orbax's manager, which reads all checkpoints when it is made and
-    # fails if one of them is damaged. And not asynchronous: the training loop
-    # donates its buffers to the next step, so they must be on disk before.
+    # fails if any is damaged. And not asynchronous: the training loop donates
+    # its buffers to the next step, so they must be on disk before.
     self._checkpointer = ocp.Checkpointer(
         ocp.CompositeCheckpointHandler('state', 'best', 'progress')
     )
@@ -88,13 +88,13 @@ class Checkpoints:
     """Writes the checkpoint of `epoch`, and removes the last but one.
 
     Args:
-      epoch: how many epochs are done.
+      epoch: the number of epochs done.
       state: pytree of arrays that the next step needs.
       best: pytree of arrays, the model to be tested.
       progress: numbers and texts, in a form that JSON can hold.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the checkpoint cannot be written.
     """
     target = self.directory / str(epoch)
     try:
@@ -147,7 +147,7 @@ class Checkpoints:
 
     Args:
       state: pytree like the one that was saved, of arrays or their shapes.
-      best: the same.
+      best: pytree like the saved best parameters, of arrays or their shapes.
 
     Raises:
       RunFileError: there are checkpoints, but no good one, or one that cannot
@@ -258,8 +258,8 @@ def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
   """Raises an error unless a checkpoint is whole and belongs here.
 
   Raises:
-    ForeignError: it is, but for another run or seed, or by another version.
-    ValueError: it is damaged.
+    ForeignError: it is whole, but of another run or seed, or another version.
+    ValueError: the checkpoint is damaged.
   """
   manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:

@@ -140,7 +140,7 @@ def describe_config(name: str) -> tuple[str, str]:
   """Returns the task of a config, and the first line of its docstring.
 
   Args:
-    name: one of `config_names()`; call `make_importable` first.
+    name: a name in `config_names()`; call `make_importable` first.
   """
   module = importlib.import_module(f'configs.{name}')
   title = (module.__doc__ or '').splitlines()[0]
@@ -410,7 +410,7 @@ def main(
 
   Args:
     unused_argv: the program's name.
-    on_workdir: is told the run directory, as soon as that is known.
+    on_workdir: function that gets the run directory, once it is known.
   """
   try:
     _main(on_workdir)
@@ -492,7 +492,7 @@ def sample(
 
   Args:
     loaded: the model.
-    prompt: how the text begins.
+    prompt: the beginning of the text.
     seed: the seed of the random choices; None for the seed of the model.
     **options: length and temperature, see `Trained.sample`.
   """

@@ -1,4 +1,4 @@
-"""From a config to an experiment that is ready to run.
+"""Turns a config into an experiment that is ready to run.
 
 Everything that can be wrong with a config, the data or the run directory is
 found here, before any training, and told in one sentence.
@@ -321,7 +321,7 @@ def _check_seeds(
 
 
 def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
-  """Raises ValueError unless all processes have the same config and data."""
+  """Raises ValueError if config or data differ between processes."""
   if jax.process_count() == 1:
     return
   here = run_directory.flatten(run_directory.as_json(config))

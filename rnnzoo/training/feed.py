@@ -38,7 +38,7 @@ class Piece(NamedTuple):
   Attributes:
     examples: the examples for `Visits.visit`.
     order: the order that belongs to them.
-    num_steps: how many steps there are; gathered batches may be more.
+    num_steps: the number of steps; gathered batches may be more.
   """
 
   examples: Any
@@ -66,7 +66,7 @@ class Feed:
     placement: the devices.
     examples: the training split, as `training_split` returns it.
     key: the key of all permutations.
-    num_epochs: the last epoch.
+    num_epochs: the last epoch's number.
     keep_data_on: 'device', or 'host' for pieces of a few batches.
   """
 
@@ -91,8 +91,8 @@ class Feed:
     """Yields the pieces of an epoch.
 
     Args:
-      epoch: which one; after the first call, the one after the last. The pieces
-        of the last one have to be used up.
+      epoch: the epoch's number; after the first call, the last number plus 1.
+        The last epoch's pieces have to be used up.
     """
     program, examples = self._program, self._examples
     steps = program.steps_per_epoch
@@ -157,7 +157,7 @@ class Feed:
       if here.any():
         found.append(batches(rows[order.place[steps][here]]))
         continue
-      # The compiled step has a branch for it all the same.
+      # Even so, the compiled step has a branch for it.
       if index not in self._blanks:
         self._blanks[index] = batches(rows[:1])
       found.append(self._blanks[index])
@@ -179,12 +179,12 @@ def run_epoch(
     program: the compiled functions.
     state: the state before; it is donated and cannot be used afterwards.
     pieces: the examples of the epoch.
-    scale: multiplies the learning rate.
+    scale: the factor of the learning rate.
     key: the key of dropout.
-    on_progress: is told, from time to time, how many steps are done.
+    on_progress: function that gets, at times, the number of steps done.
   """
   # An epoch may take minutes on a CPU, and another call costs next to nothing.
-  # Several processes have to make the same calls, however long these take.
+  # Several processes have to make equal calls, however long a call takes.
   is_short = jax.default_backend() == 'cpu' and jax.process_count() == 1
   done, call_steps = 0, 1
   for examples, order, num_steps in pieces:

@@ -71,7 +71,7 @@ def _without_nan(content: Any) -> Any:
 
 
 def digest(content: Any) -> str:
-  """Returns a digest of content, the same after a round trip by JSON."""
+  """Returns a digest of content; a round trip by JSON does not change it."""
   # Keys that are numbers are sorted as the strings that they become.
   text = json.dumps(json.loads(json_text(content)), sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
@@ -86,7 +86,7 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
   """Returns the content that `signed` got, from a JSON file.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   content = read_json(path, dict)
   if content.pop('digest', None) != digest(content):
@@ -100,7 +100,7 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
   """Returns the content of a JSON file, which is of this kind.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
@@ -136,7 +136,7 @@ def read_csv(
     columns: the type of each column but the first, in order.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -188,11 +188,11 @@ def make_directory(path: str, flag: str) -> pathlib.Path:
 
   Args:
     path: the directory.
-    flag: by which it was given.
+    flag: the flag by which it was given.
 
   Raises:
-    ValueError: it is a file, or below one, or begins with the home of nobody.
-    OSError: it cannot be made.
+    ValueError: the path is a file, or below one, or begins with nobody's home.
+    OSError: the directory cannot be made.
   """
   directory = fields.expand_directory(path, flag)
   try:

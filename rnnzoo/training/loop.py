@@ -35,7 +35,7 @@ class Seed:
 
   Attributes:
     seed: seeds initialisation, shuffling and dropout.
-    run: how far it has come.
+    run: the state of its training.
     feed: its training examples.
     key: the key of dropout.
     checkpoints: its checkpoints.
@@ -93,7 +93,7 @@ def train(
   def tell(done):
     active[0].records.update(len(active[0].run.history) * steps + done)
 
-  # The others take part in an epoch of the active ones.
+  # Inactive seeds take part in an epoch of the active ones.
   pieces = [
       one.feed.epoch(len((one if one in active else active[0]).run.history) + 1)
       for one in group
@@ -107,7 +107,7 @@ def train(
     )
     group[0].run.state = state
     return state.params, state.statistics
-  # Their epochs are whole pieces of the same examples.
+  # Each seed's epoch is one piece, of examples that all seeds share.
   whole = [next(piece) for piece in pieces]
   together = whole[0]._replace(order=stack([piece.order for piece in whole]))
   state = feeds.run_epoch(
@@ -321,16 +321,16 @@ def run_seeds(
 ) -> None:
   """Trains seeds, tests their best parameters and writes their result.json.
 
-  Several seeds train in one compiled call. One that has stopped takes part in
-  it until the last one stops, and its results are dropped: so the others'
-  numbers are the same whenever it stops. The same holds for a seed that waits
-  for the others' lesson to end.
+  Several seeds train in one compiled call. A seed that has stopped takes part
+  until the last one stops, and its results are dropped: no other seed's numbers
+  depend on when it stops. This also holds for a seed that waits for a lesson of
+  other seeds to end.
 
   Args:
     experiment: the experiment from `prepare`.
-    splits: the training split as the feed takes it, the others from
+    splits: the training split as the feed takes it, all further ones from
       `Program.load`.
-    seeds: which ones.
+    seeds: the seeds to train.
   """
   with contextlib.ExitStack() as stack:
     group = [_begin(experiment, splits, seed, stack) for seed in seeds]

@@ -1,4 +1,4 @@
-"""From results of examples to the numbers of an epoch and of a test."""
+"""Turns results of examples into the numbers of an epoch and of a test."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -16,7 +16,7 @@ def of_examples(
 
   Args:
     evaluation: the results of all its examples.
-    metrics: in the order wanted.
+    metrics: the metrics, in the order wanted.
   """
   weights = None
   if evaluation.weights is not None:
@@ -88,7 +88,7 @@ def of_test(
   Args:
     evaluation: the results of all its examples.
     measured: numbers from `Task.measure`.
-    task: whose metrics are wanted.
+    task: the task whose metrics are wanted.
 
   Raises:
     ValueError: a metric is missing.

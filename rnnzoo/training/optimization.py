@@ -151,14 +151,14 @@ def make_schedule(
 
 
 def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
-  """Returns a function from parameters to which of them decay.
+  """Returns a function from parameters to a mask, True if one decays.
 
   Args:
     exclude: a regular expression, searched for in the path of each parameter,
       as in "['backbone']['layers'][0]['bias']"; '' excludes none.
 
   Raises:
-    ValueError: it is not a regular expression.
+    ValueError: `exclude` is no regular expression.
   """
   try:
     pattern = re.compile(exclude)

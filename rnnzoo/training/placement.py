@@ -51,7 +51,7 @@ class Placement(NamedTuple):
     return {'out_shardings': NamedSharding(self.mesh, PartitionSpec())}
 
   def replicate(self, tree: T) -> T:
-    """Returns a tree of arrays, the same in all processes, on all devices."""
+    """Returns a tree of arrays, equal in all processes, on all devices."""
     if self.mesh is None:
       return tree
     return jax.jit(lambda leaves: leaves, **self.outputs())(tree)
@@ -72,7 +72,7 @@ class Placement(NamedTuple):
 
     Args:
       examples: arrays [N, ...] by name.
-      order: int [S, B], which examples each batch has.
+      order: the examples of each batch, int [S, B].
     """
     if self.mesh is None:
       rows = {name: np.asarray(x[order]) for name, x in examples.items()}
@@ -100,7 +100,7 @@ class Placement(NamedTuple):
 
     Args:
       examples: arrays [N, ...] by name.
-      order: int [S, B], which examples each batch has.
+      order: the examples of each batch, int [S, B].
       keep_data_on: 'host' for a few, 'device' for all.
     """
     length = len(order)
@@ -120,8 +120,8 @@ def batches_of_piece(
 
   Args:
     examples: arrays [N, ...] by name.
-    num_batches: S.
-    batch_size: B.
+    num_batches: the number of batches, S.
+    batch_size: the batch size B.
   """
   batch = batch_size * sum(array[0].nbytes for array in examples.values())
   return min(max(_PIECE_BYTES // batch, 1), num_batches)
@@ -143,9 +143,9 @@ def choose(
   Args:
     batch_size: examples of the global batch, which the number of devices
       divides.
-    num_devices: how many, of all processes together; None for as many as there
-      are and the batch can be split over, or one for several seeds at once.
-    seeds_at_once: how many seeds train in one call, which has one device.
+    num_devices: devices over all processes; None for as many as there are and
+      the batch can be split over, or one for several seeds at once.
+    seeds_at_once: the number of seeds in one call, which has one device.
 
   Raises:
     ValueError: there is no such number of devices, or it does not divide the

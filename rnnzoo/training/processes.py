@@ -1,9 +1,9 @@
 """Several processes that train together: who they are, how they agree.
 
-All processes run the same program on the same numbers. The first one alone
-touches the files of a run, apart from checkpoints, and talks to the terminal.
-Where the others need its findings, `from_first` tells them, errors
-included, so that all processes take the same way.
+All processes run one program on equal numbers. The first one alone touches the
+files of a run, apart from checkpoints, and talks to the terminal. If its peers
+need its findings, `from_first` tells them, errors included, so that all
+processes go one way.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ import numpy as np
 
 T = TypeVar('T')
 
-# The first process serves the others' connection. It ends this many seconds
+# The first process serves its peers' connection. It ends this many seconds
 # after a common error, so that they can tell it as well.
 _LAST_SECONDS = 3.0
 
-# How long a process waits for the others at the start, JAX's own default.
+# How long a process waits for its peers at the start, JAX's own default.
 _CONNECT_SECONDS = 300
 _NOT_CONNECTED = (
     'the processes of this run cannot be connected: all of them need the same'
@@ -42,18 +42,18 @@ def initialize(
     detect: bool,
     heartbeat_seconds: int,
 ) -> None:
-  """Connects this process with the others of its run, if there are others.
+  """Connects this process with its peers in a run, if there are any.
 
   Args:
     coordinator_address: host and port where process 0 listens.
-    num_processes: how many processes there are.
+    num_processes: the number of processes.
     process_id: the number of this process.
     detect: whether JAX finds the three in the environment of a cluster.
     heartbeat_seconds: a process that is silent for so long has ended.
 
   Raises:
-    ValueError: they do not fit, or JAX finds no cluster.
-    OSError: the other processes cannot be reached.
+    ValueError: the first three do not fit, or JAX finds no cluster.
+    OSError: its peers cannot be reached.
   """
   names = '--coordinator_address', '--num_processes', '--process_id'
   given = coordinator_address, num_processes, process_id
@@ -111,7 +111,7 @@ def initialize(
 
 
 def _end_alone() -> NoReturn:
-  """Ends this process, which the others of its run have not found."""
+  """Ends this process, which its peers have not found."""
   tell(f'{_NOT_CONNECTED} ({_CONNECT_SECONDS} s have passed)')
   _leave(2, common=False)
 
@@ -152,8 +152,8 @@ def from_first(function: Callable[[], T]) -> T:
   """Returns in all processes the first one's value of a function.
 
   Args:
-    function: is called by the first process only. Its result, or the error that
-      it raises, is sent to the others.
+    function: a function that only the first process calls. Its result, or the
+      error that it raises, is sent to its peers.
   """
   if jax.process_count() == 1:
     return function()
@@ -173,8 +173,8 @@ def one_after_first(function: Callable[[], T]) -> T:
   """Returns this process's value of a function; the first one calls first.
 
   Args:
-    function: may leave files on a shared disk for the others. If it raises in
-      one process, all raise.
+    function: a function that may leave files on a shared disk for its peers. If
+      it raises in one process, all raise.
   """
   results: list[T] = []
   from_first(lambda: results.append(function()))
@@ -195,7 +195,7 @@ def one_after_first(function: Callable[[], T]) -> T:
 
 
 def check_same(digest: str, name: str) -> None:
-  """Raises ValueError in all processes unless all have the same digest.
+  """Raises ValueError in all processes if their digests differ.
 
   Args:
     digest: hexadecimal digits, always as many.
@@ -318,11 +318,11 @@ def _exit(code: int, common: bool = True) -> NoReturn:
 
 
 def _leave(code: int, common: bool) -> NoReturn:
-  """Ends this process at once: the others may be waiting for it.
+  """Ends this process at once: its peers may be waiting for it.
 
   Args:
     code: the exit code.
-    common: whether the others end by themselves, for the same reason.
+    common: whether its peers end by themselves, for this reason too.
   """
   sys.stdout.flush()
   sys.stderr.flush()

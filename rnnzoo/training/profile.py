@@ -33,7 +33,7 @@ PARTS = (
 )
 _INSTRUCTION = re.compile(r'%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"')
 _PART = re.compile(rf'\b({"|".join(PARTS)})\b')
-# Their events last as long as the events of the operators inside of them.
+# Their events last as long as the events of the operators inside.
 _CONTROL = re.compile(r'(while|conditional|call)(\.\d+)*$')
 
 # Steps of a trace; a profiler keeps a limited number of events.
@@ -49,7 +49,7 @@ class Operator(NamedTuple):
     name: its HLO instruction or, on a GPU, its kernel.
     part: the part of the model, one of `PARTS` or 'other'.
     direction: 'forward' or 'backward'.
-    runs: how often it ran.
+    runs: the number of its runs.
     microseconds: the sum of its times.
   """
 
@@ -66,12 +66,12 @@ def read(
   """Returns the operators of a directory's latest trace, the longest first.
 
   Args:
-    directory: the one that `jax.profiler.trace` wrote to.
+    directory: the folder that `jax.profiler.trace` wrote to.
     program_text: the compiled program, from `as_text()`.
 
   Returns:
     The operators; the microseconds from the start of the first to the end of
-    the last; and how many of these no operator ran.
+    the last; and the microseconds in which no operator ran.
 
   Raises:
     ValueError: there is no trace, or no operator in it.
@@ -186,10 +186,10 @@ def table(
   """Returns the lines of a table of parts and one of operators.
 
   Args:
-    operators: the longest first.
+    operators: the operators, the longest first.
     span: microseconds from the start of the first to the end of the last.
     gaps: microseconds without an operator.
-    num_steps: how many steps were traced.
+    num_steps: the number of traced steps.
   """
   busy = sum(row.microseconds for row in operators)
   count = sum(row.runs for row in operators)

@@ -1,9 +1,8 @@
 """The records of a seed while it trains, kept by the first process.
 
 An epoch is on the terminal, in TensorBoard's events, in metrics.csv and in
-seconds.csv, a sample of text in samples.txt. All of these are written before
-the epoch's checkpoint: an epoch that a checkpoint counts as done is done for
-good.
+seconds.csv, a sample of text in samples.txt. All records are written before the
+epoch's checkpoint: an epoch that a checkpoint counts as done is done for good.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import processes
 
-# Where no terminal shows a moving bar, a line this many seconds apart.
+# Seconds between lines where no terminal shows a moving bar.
 _LINE_INTERVAL = 10.0
 
 
@@ -34,13 +33,13 @@ class Progress:
 
   Both show the mean rate and the time left. The time left assumes that all
   epochs are run, which early stopping can only shorten, and that later lessons
-  of a generator take no longer than those so far.
+  of a generator take no longer than the lessons so far.
 
   Args:
     label: the name of the seed.
-    num_steps: how many steps there are in all.
+    num_steps: the number of steps in all.
     metrics: the metrics of an epoch.
-    done: how many steps an earlier process did.
+    done: the number of steps that an earlier process did.
   """
 
   def __init__(
@@ -148,7 +147,7 @@ class EpochTimes:
   Args:
     path: the file; rows of an earlier process are kept.
     dataset: the name of the data set.
-    done: how many epochs are done; rows of later ones are void.
+    done: the number of epochs done; rows of later ones are void.
     num_examples: examples of an epoch.
 
   Raises:
@@ -175,7 +174,7 @@ class EpochTimes:
     """An epoch begins; returns whether it is the first one of its lesson.
 
     Args:
-      lesson: which one, where a step is compiled for each.
+      lesson: the lesson's index, where a step is compiled for each.
     """
     self._is_first = lesson not in self._lessons
     self._lessons.append(lesson)
@@ -199,7 +198,7 @@ class EpochTimes:
     self.extend()
 
   def extend(self) -> None:
-    """The checkpoint is done as well: counts its time to the same epoch."""
+    """Counts the time of the epoch's checkpoint to the epoch as well."""
     seconds = self._laps.get('training')
     rate = round(self._num_examples / seconds, 1) if seconds else None
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -243,12 +242,12 @@ class EpochTimes:
 class Events:
   """TensorBoard events of one seed. Use as a context manager.
 
-  Every write is on disk when it returns, as tensorboardX's own SummaryWriter,
-  which has a thread for it, does not promise: what a checkpoint counts as done
-  must not be lost by a kill.
+  Every write is on disk when it returns: a kill must not lose an epoch that a
+  checkpoint counts as done. tensorboardX's own SummaryWriter, which writes in a
+  thread, does not promise this.
 
   Args:
-    directory: where the event files go.
+    directory: the folder of the event files.
     dataset: the name of the data set, written as a text.
     first_epoch: events of an earlier process from this epoch on are void.
   """
@@ -317,7 +316,7 @@ class Samples:
   Args:
     path: the file; samples of an earlier process are kept.
     dataset: the name of the data set.
-    done: how many epochs are done; samples of later ones are void.
+    done: the number of epochs done; samples of later ones are void.
 
   Raises:
     RunFileError: the file is damaged.
@@ -345,15 +344,15 @@ def make_samples(
   """Returns a sample of the model as it is after an epoch, without a prompt.
 
   Args:
-    task: one that makes text.
+    task: a task that makes text.
     parameters: (parameters, statistics), whole on each device.
     key: the key of dropout in the seed's training; the sample is a function of
       it, of the parameters and of the epoch.
-    epoch: which one.
+    epoch: the epoch's number.
   """
   abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
   graphdef, _ = nnx.split(abstract)
-  # On one device of this process: the other processes do not sample.
+  # On one device of this process: no other process samples.
   here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
   model = nnx.merge(graphdef, *here)
   key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
@@ -368,7 +367,7 @@ def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
   """Yields epochs and samples of a file.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   # Without the reader's newlines: a sample may have '\r'.
   text = path.read_bytes().decode('utf-8', errors='replace')
@@ -391,8 +390,8 @@ class Records:
 
   Args:
     experiment: the experiment from `prepare`.
-    seed: which of its seeds.
-    done: how many epochs an earlier process did.
+    seed: one of its seeds.
+    done: the number of epochs that an earlier process did.
 
   Raises:
     RunFileError: a file is damaged.
@@ -432,7 +431,7 @@ class Records:
     """An epoch begins.
 
     Args:
-      lesson: which one of the `Generator`; the step is compiled for each.
+      lesson: index of the `Generator`'s lesson; the step is compiled for each.
     """
     if processes.is_first() and self._times.start(lesson):
       self._progress.compiling()
@@ -467,7 +466,7 @@ class Records:
       is_best: whether it is the best one.
 
     Returns:
-      The seconds since the last checkpoint, the same in all processes.
+      The seconds since the last checkpoint, equal in all processes.
     """
 
     def write():

@@ -65,11 +65,11 @@ def read_result(
 
   Args:
     directory: the run directory.
-    seed: whose it must be.
+    seed: the seed that it must be of.
     dataset: the name of the data set that it must be of.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
@@ -98,16 +98,16 @@ def summarize(
   Args:
     name: the name of the experiment.
     changed: the fields in which it differs from the config of its name.
-    results: one a seed, as the loop writes them to result.json.
+    results: results of each seed, as the loop writes them to result.json.
     metrics: the metrics of the task.
     numbers: entries that the task adds.
 
   Returns:
     The std is the population's (divided by the number of seeds), as in
-    the published tables that we compare with. Where a seed has no finite
-    number, neither have mean and std: they are None. 'diverged' lists the seeds
-    whose training ended with a loss that was not finite. 'splits' has what
-    'test' has for each further split, if there are such.
+    the published tables that we compare with. If a seed has no finite number,
+    mean and std are None. 'diverged' lists the seeds whose training ended with
+    a loss that was not finite. 'splits' has the entries of 'test' for each
+    further split, if there are any.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)

@@ -1,8 +1,8 @@
 """The data of a run: are the data here the data that it was trained on?
 
-A task describes its data, and a digest has every bit of them. Data that were
-rounded on another machine have another digest; a summary of each array tells
-them from other data.
+A task describes its data, and a digest covers every bit of the data. Data that
+were rounded on another machine have another digest; a summary of each array
+tells them from other data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class Data(NamedTuple):
     dataset: the name of the data set that was really read.
     described: the value of `Task.describe` after a round trip by JSON.
     digest: the SHA-256 of all this and of the arrays.
-    summary: returns the summary of each array by its path.
+    summary: function that returns summaries of arrays by their paths.
   """
 
   dataset: str
@@ -153,7 +153,7 @@ def summarise(array: np.ndarray) -> list[str]:
     return [kind, hashlib.sha256(array.tobytes()).hexdigest()]
   is_table = array.ndim > 1 and array.shape[-1] <= _MOST_COLUMNS
   columns = array.reshape(len(array), -1, array.shape[-1] if is_table else 1)
-  rng = np.random.RandomState(0)  # The same numbers with any numpy.
+  rng = np.random.RandomState(0)  # Equal numbers with any numpy.
   signs = lambda count: rng.choice([-1.0, 1.0], count)
   steps = signs(columns.shape[1])
   sums = [

@@ -1,4 +1,4 @@
-"""The directory of one run: created for a config, resumed with the same one.
+"""The directory of one run: created for a config, resumed with an equal one.
 
 It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
@@ -27,8 +27,8 @@ from rnnzoo.training import files
 from rnnzoo.training import processes
 from rnnzoo.training import run_data
 
-# Where data are found or kept, and how many devices share the work, says
-# nothing about the result.
+# The place of data and the number of devices that share the work say nothing
+# about the result.
 NOT_COMPARED = (
     'data.data_dir',
     'data.manual_dir',
@@ -55,7 +55,7 @@ _OF_TESTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     }
 )
 
-# Those of them by which the data of tests are others.
+# The fields among them that change the data of tests.
 _OF_TEST_DATA = (
     'data.test_samplings',
     'data.test_context',
@@ -144,7 +144,7 @@ def _write(
     data: run_data.Data,
 ) -> None:
   """Writes the first files of a run."""
-  # Where a config is, the directory is complete: it goes first and comes last.
+  # A directory with a config is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
   contents = {'task.json': data.described, 'config.json': config}
   if data.described is None:
@@ -250,7 +250,7 @@ def check_same(
       Fields that only say how models are tested may differ for 'evaluate'.
 
   Raises:
-    ValueError: they differ; the message says where.
+    ValueError: config or data set differ; the message says where.
     RunFileError: a file is damaged.
   """
   there = flatten(files.read_json(path / 'config.json', dict))
@@ -333,7 +333,7 @@ def _read_listed(
   """Returns the content of a file whose digest is in run.json.
 
   Raises:
-    RunFileError: it is damaged.
+    RunFileError: the file is damaged.
   """
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')

@@ -1,6 +1,6 @@
 """How far the training of one seed has come, and when it ends.
 
-Several processes draw the same conclusions, since they have the same numbers.
+Several processes draw equal conclusions, since they have equal numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,12 @@ class SeedState:
     state: the arrays that the next step needs.
     plateau: the plateau rule's state, or ().
     best: (params, statistics) of the best epoch so far.
-    best_epoch: which one that was.
+    best_epoch: the best epoch's number.
     stopper: the state of early stopping, which also knows the best value.
-    history: one row of numbers an epoch.
+    history: rows of numbers, one an epoch.
     stopped: why training has ended, '' while it goes on.
     diverged: whether it has ended by a loss that is not finite.
-    num_devices: how many devices did the last epoch.
+    num_devices: the number of devices that did the last epoch.
   """
 
   state: step.TrainState
@@ -70,7 +70,7 @@ class SeedState:
     """Returns whether there was a checkpoint to go on from.
 
     Raises:
-      RunFileError: it is damaged.
+      RunFileError: the checkpoint is damaged.
     """
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:
@@ -102,10 +102,10 @@ class SeedState:
       config: the resolved config.
       plateau: the rule that lowers the learning rate, or None.
       metrics: the metrics of the task, one of which is monitored.
-      next_rate: returns the learning rate of the next step; None to go on
-        whatever it is.
-      lesson_epochs: how many epochs train on lessons that come first. No
-        patience counts them, and once they are over none of them is the best.
+      next_rate: function that returns the learning rate of the next step; None
+        to go on whatever it is.
+      lesson_epochs: number of epochs on lessons, which come first. No patience
+        counts these epochs, and once they are over none is the best.
     """
     row, epoch = self.history[-1], len(self.history)
     is_lesson = epoch <= lesson_epochs

@@ -1,11 +1,11 @@
 """The compiled functions of an experiment: initialise, train, evaluate.
 
 One call of `train_steps` or `train_epoch` does many steps in a loop on the
-device. The state carries all that the next call needs, so it does not matter
-where calls of `train_steps` begin and end: the numbers are the same.
+device. The state carries all that the next call needs, so the numbers do not
+depend on where calls of `train_steps` begin and end.
 
-On several devices the functions are the same. Each device works on its part of
-a batch, and they sum gradients, losses and BatchNorm's statistics: batches are
+The functions also run on several devices. Each device works on its part of a
+batch, and they sum gradients, losses and BatchNorm's statistics: batches are
 global, and dropout draws its masks for the global batch.
 
 Dimensions: N examples of a split, S steps of an epoch, B batch.
@@ -41,9 +41,9 @@ class TrainState(NamedTuple):
     optimizer: the optimiser's state.
     step: int32 [], steps done since the start of training.
     loss: float32 [], sum of the mean losses of this epoch's steps so far.
-    scores: float32 [] each, the same sum of each score that is a metric.
-    gradient_norm: float32 [], the same sum of the whole gradient's norm before
-      anything is done to it, without steps that were skipped.
+    scores: float32 [] each, a sum like `loss` of each score that is a metric.
+    gradient_norm: float32 [], a sum like `loss` of the whole gradient's norm
+      before anything is done to it, without steps that were skipped.
     loss_scale: the factor of the loss in float16; None for none.
     skipped: int32 [], steps that were skipped since the start of training.
   """
@@ -63,8 +63,8 @@ class Loaded(NamedTuple):
   """A split whose batches are gathered already, or on the host.
 
   Attributes:
-    pieces: returns some batches at a time, arrays [K, B, ...] by name.
-    size: N; results of later examples are cut off.
+    pieces: function that returns arrays [K, B, ...] by name, K at a time.
+    size: the number of examples, N; results of later examples are cut off.
   """
 
   pieces: Callable[[], Iterable[Mapping[str, jax.Array]]]
@@ -75,7 +75,7 @@ class Program(NamedTuple):
   """The compiled functions, shared by all seeds of an experiment.
 
   Attributes:
-    steps_per_epoch: S.
+    steps_per_epoch: the number of steps, S.
     init: (key) -> TrainState.
     load: (split) -> the split as `evaluate` takes it, on the devices.
     shuffle: (key, epoch) -> the order of an epoch, see `Visits.order`.
@@ -89,9 +89,9 @@ class Program(NamedTuple):
     evaluate: (params, statistics, split, predict=False) -> the results of all
       its examples, numpy arrays [N, ...]. Predictions are None unless asked
       for, and a list for buckets.
-    at_once: a `Program` of the same functions for several seeds in one call:
-      states, orders, scales, keys and results have a leading axis, one entry a
-      seed. Its `init` and `shuffle` take one seed.
+    at_once: a `Program` whose functions take several seeds in one call: states,
+      orders, scales, keys and results have a leading axis, one entry a seed.
+      Its `init` and `shuffle` take one seed.
   """
 
   steps_per_epoch: int
@@ -117,7 +117,7 @@ def make_program(
 
   Args:
     task: the data, the model and its loss.
-    optimizer: turns gradients into updates.
+    optimizer: the function from gradients to updates.
     eval_batch_size: B in evaluation, where no gradients need memory; rounded up
       to a multiple of the number of devices.
     placement: the devices.
@@ -202,8 +202,8 @@ class _Functions:
 
   Attributes:
     task: the data, the model and its loss.
-    optimizer: turns gradients into updates.
-    visits: which examples each step sees.
+    optimizer: the function from gradients to updates.
+    visits: the examples that each step sees.
     structure: the model without its arrays.
     score_names: the scores that are metrics.
     loss_scale: the factor of the loss at the start, see `make_program`.
@@ -348,9 +348,9 @@ def evaluation_order(
   The last batch is filled up with example 0, whose results are cut off.
 
   Args:
-    batch_size: B, rounded up to a multiple of the number of devices.
-    num_devices: how many devices share a batch.
-    size: N.
+    batch_size: batch size B, rounded up to a multiple of the number of devices.
+    num_devices: the number of devices that share a batch.
+    size: the number of examples, N.
   """
   batch = -(-min(size, batch_size) // num_devices) * num_devices
   indices = np.zeros(-(-size // batch) * batch, np.int32)
@@ -400,11 +400,11 @@ def evaluate(
 
   Args:
     evaluate_batches: the compiled function, which returns [..., S, B, ...].
-    axis: which axis of its results is S.
+    axis: the index of axis S of its results.
     batches_of: (N) -> int32 [S, B], the examples of each batch.
     params: the parameters.
     statistics: all else that the model stores.
-    split: what `load` returned, or examples.
+    split: a result of `load`, or examples.
     predict: whether predictions are wanted.
   """
   if not isinstance(split, Mapping | Loaded):

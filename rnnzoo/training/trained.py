@@ -35,8 +35,8 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
   """Returns the model of a seed's best epoch so far.
 
   Args:
-    experiment: what `prepare` returned for the run directory.
-    seed: which of its seeds.
+    experiment: the result of `prepare` for the run directory.
+    seed: one of its seeds.
 
   Raises:
     FileNotFoundError: the seed has no checkpoint.
@@ -47,7 +47,7 @@ def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
 def restore_best(
     task: protocol.Task, workdir: pathlib.Path, seed: int
 ) -> nnx.Module:
-  """Does the same with the task and the directory of a run."""
+  """Returns the best model so far, by the task and directory of a run."""
   directory = workdir / f'seed_{seed}' / 'checkpoints'
   if not directory.is_dir():
     parents = [found.parent for found in workdir.glob('seed_*/checkpoints')]
@@ -107,9 +107,9 @@ class Trained:
   Attributes:
     model: the model.
     config: the config of the run.
-    seed: which of the run's seeds.
-    task: makes predictions. `task.splits` shows examples of inputs; where the
-      task was restored, its data are read when they are first asked for.
+    seed: one of the run's seeds.
+    task: the task that predicts. `task.splits` shows examples of inputs; where
+      the task was restored, its data are read when first asked for.
   """
 
   model: nnx.Module
@@ -180,11 +180,11 @@ class Trained:
     """Returns pieces of text, which go on from the prompt.
 
     Args:
-      prompt: how the text begins.
+      prompt: the beginning of the text.
       key: seeds all random choices; None for one made of the seed.
-      length: how many characters follow the prompt; None for the number in the
-        run's config.
-      temperature: divides the logits of a sample, 0 for the most likely
+      length: the number of characters after the prompt; None for the number in
+        the run's config.
+      temperature: divisor of a sample's logits, 0 for the most likely
         character; None for the one in the run's config.
 
     Raises:
@@ -244,15 +244,15 @@ def _without_end(number: int, line: Any) -> str:
 def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   """Returns a trained model of a run, finished or not.
 
-  The data set is not read, and need not be there any more: training wrote what
-  the task needs of it to task.json. A task that cannot be restored is loaded by
-  way of its data.
+  The data set is not read, and need not be there any more: training wrote the
+  facts that the task needs to task.json. A task that cannot be restored is
+  loaded by way of its data.
 
   Nothing is written, so the run may go on meanwhile.
 
   Args:
     directory: the run directory.
-    seed: which of its seeds; None for the first.
+    seed: one of its seeds; None for the first.
 
   Raises:
     FileNotFoundError: there is no run, or the seed has no checkpoint.
@@ -286,7 +286,7 @@ def _seed(given: Any) -> int:
 def _restore(
     config: ml_collections.ConfigDict, path: pathlib.Path
 ) -> tasks.Task:
-  """Returns the task of a config, from what it described before training."""
+  """Returns the task of a config, from its description before training."""
   make: Any = tasks.find(config.task)
   try:
     return make.restore(config, files.read_json(path, dict))
@@ -338,8 +338,8 @@ def evaluate(
   """Tests the best model of each seed once more; returns the last line.
 
   Args:
-    experiment: what `prepare` returned, with the data set.
-    seed: the only one that is tested; None for all.
+    experiment: the result of `prepare`, with the data set.
+    seed: the only seed that is tested; None for all.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.

@@ -28,8 +28,8 @@ class BucketOrder(NamedTuple):
   """The order of an epoch over buckets.
 
   Attributes:
-    bucket: int32 [S], which bucket each step's batch is from.
-    place: int32 [S], which of that bucket's batches it is.
+    bucket: the bucket of each step's batch, int32 [S].
+    place: the index of the batch in its bucket, int32 [S].
     orders: int32 [S of the bucket, B] of each bucket, which examples its
       batches have; None where the buckets are arrays [S of the bucket, B, ...].
   """
@@ -57,7 +57,7 @@ class Lesson:
   """The examples of a generator in an epoch: a constant for the compiler.
 
   Attributes:
-    index: which lesson, or how many there are for the epochs after all.
+    index: the lesson's index, or the number of lessons in epochs after all.
   """
 
   index: int
@@ -68,7 +68,7 @@ class Visits:
 
   Args:
     split: the training split.
-    batch_size: B.
+    batch_size: the batch size B.
     placement: the devices.
   """
 
@@ -91,14 +91,14 @@ class Visits:
       self.steps_per_epoch = sum(self._counts)
 
   def order(self, key: jax.Array, epoch: jax.typing.ArrayLike) -> Any:
-    """Returns the order of an epoch: int32 [S, B], or that of buckets.
+    """Returns the order of an epoch: int32 [S, B], or a `BucketOrder`.
 
-    The last batch is filled up with the first examples of the same order, so
-    every example is seen in every epoch. A generator has the key itself.
+    The last batch is filled up with the first examples of the order, so every
+    example is seen in every epoch. A generator has the key itself.
 
     Args:
       key: the key of the seed.
-      epoch: which one.
+      epoch: the epoch's number.
     """
     if self._generator:
       return key
@@ -137,10 +137,10 @@ class Visits:
     """Returns a function's value for the batch of a step; it is traced.
 
     Args:
-      function: takes a batch, arrays [B, ...] by name.
+      function: function of a batch, arrays [B, ...] by name.
       examples: arrays [N, ...] by name, or arrays [K, B, ...] with a
-        `PieceOrder`; buckets of these; the `Lesson` of a generator.
-      order: what `order` returned, or a `PieceOrder`.
+        `PieceOrder`; buckets of such arrays; the `Lesson` of a generator.
+      order: a result of `order`, or a `PieceOrder`.
       step: the number of steps before.
     """
     if self._generator:

@@ -1,10 +1,10 @@
-"""Sequential CIFAR-10: what is on an image that comes piece by piece?
+"""Sequential CIFAR-10: classifies an image that comes piece by piece.
 
 Four readings of an image of height x width pixels (32 x 32) with 3 channels:
 
   row            T = height steps of 3 width features;
   pixel          T = height * width steps of 3 features, row after row;
-  permuted       the same pixels in one fixed random order;
+  permuted       these pixels in one fixed random order;
   noise_padded   the rows, and after them Gaussian noise up to T = 1000 steps,
                  over which the image has to be kept.
 
@@ -174,7 +174,7 @@ class SequentialCifar(protocol.Classification):
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
-    In evaluation, without `rngs`, an image's noise is always the same.
+    In evaluation, without `rngs`, an image's noise never changes.
     """
     logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
@@ -191,7 +191,7 @@ class SequentialCifar(protocol.Classification):
         Only config.data.sequence='noise_padded' needs the index.
 
     Raises:
-      ValueError: they are anything else, such as floats from 0 to 1.
+      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     takes_noise = self._data.sequence == 'noise_padded'
     if takes_noise or isinstance(inputs, Mapping):
@@ -234,7 +234,7 @@ class SequentialCifar(protocol.Classification):
     """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: the sequences, or a dict of 'inputs' and 'index'.
     """
     if not isinstance(inputs, Mapping):
@@ -263,8 +263,8 @@ def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
 
   Args:
-    name: one of `smnist.SCALINGS`.
-    images: of the training split, from 0 to 1, [N, height, width, channels].
+    name: a name in `smnist.SCALINGS`.
+    images: the training split, from 0 to 1, [N, height, width, channels].
   """
   channels = np.split(images, images.shape[-1], axis=-1)
   pairs = [smnist.scaling(name, channel) for channel in channels]

@@ -53,7 +53,7 @@ CLASS_NAMES = (
 _TRAIN = tuple(f'data_batch_{i}.bin' for i in range(1, 6))
 _TEST = ('test_batch.bin',)
 _RECORD = 1 + 3 * 32 * 32
-_VERSION = '3.0.2'  # Of TFDS's copy.
+_VERSION = '3.0.2'  # The version of TFDS's copy.
 
 
 def load(
@@ -109,7 +109,7 @@ def read_archive(
   """Returns CIFAR-10 from its archive, which stays as it is.
 
   Args:
-    path: of `cifar-10-binary.tar.gz`.
+    path: path of `cifar-10-binary.tar.gz`.
     checksum: its MD5 sum.
 
   Raises:

@@ -88,7 +88,7 @@ def verify(
   """Checks that the four files are in `directory`, and are the right ones.
 
   Args:
-    directory: where the files are.
+    directory: the folder of the files.
     checksums: the MD5 sum that each file must have.
 
   Raises:
@@ -135,7 +135,7 @@ def reachable(timeout: float = 4.0) -> bool:
 
 
 def download(directory: str | os.PathLike[str]) -> None:
-  """Fetches those of the four files that `directory` lacks.
+  """Fetches each of the four files that `directory` lacks.
 
   Raises:
     ConnectionError: a file could not be fetched.

@@ -1,8 +1,8 @@
 """Images for a trained model, checked before it answers.
 
-A model was trained on integers from 0, black, to `white`. Other numbers have
-the same shapes, and would be answered wrongly without a word: floats from 0 to
-1, say, are nearly black images.
+A model was trained on integers from 0, black, to `white`. Other numbers fit
+these shapes, and would be answered wrongly without a word: floats from 0 to 1,
+say, are nearly black images.
 
 Dimensions: B batch, T time.
 """
@@ -23,13 +23,13 @@ def check(
   Args:
     given: integers from 0 to `white`: images [B, *image], or sequences
       [B, *steps].
-    image: of one image: [height, width], or [height, width, channels].
-    steps: of one sequence: [T, in].
+    image: shape of one image: [height, width], or [height, width, channels].
+    steps: shape of one sequence: [T, in].
     white: the greatest value of a pixel.
 
   Raises:
-    ValueError: they are something else; the message says what was given and
-      what would work.
+    ValueError: the array is something else; the message describes it and a
+      valid one.
   """
   shapes = ' or '.join(
       dict.fromkeys(

@@ -1,8 +1,8 @@
 """Images of handwritten digits: MNIST, or a small stand-in that says so.
 
-MNIST is read through TensorFlow Datasets (without TensorFlow). Where no copy is
-prepared yet, one is made from local IDX files or from a download. Where there
-is neither, scikit-learn's embedded digits stand in: 1,797 real images of 8 x 8
+MNIST is read through TensorFlow Datasets (without TensorFlow). If no copy is
+prepared yet, one is made from local IDX files or from a download. If there is
+neither, scikit-learn's embedded digits stand in: 1,797 real images of 8 x 8
 pixels, which are good enough to see that everything works and no substitute for
 the result. `Images.name` tells the two apart everywhere.
 """
@@ -38,11 +38,11 @@ class Images:
   """Grey images with their labels, in the data set's own split.
 
   Attributes:
-    name: for people.
-    train_images: uint8 [N, height, width].
-    train_labels: int32 [N].
-    test_images: uint8 [N, height, width].
-    test_labels: int32 [N].
+    name: a name for people.
+    train_images: pixels, uint8 [N, height, width].
+    train_labels: classes, int32 [N].
+    test_images: pixels, uint8 [N, height, width].
+    test_labels: classes, int32 [N].
     white: the greatest value that a pixel can have.
   """
 

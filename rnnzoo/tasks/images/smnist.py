@@ -4,7 +4,7 @@ Three readings of an image of height x width pixels (28 x 28 for MNIST):
 
   row       T = height steps of width features;
   pixel     T = height * width steps of one pixel, row after row;
-  permuted  the same pixels in one fixed random order, which takes the nearby
+  permuted  these pixels in one fixed random order, which takes the nearby
             structure away: everything that helps is far apart in time.
 
 References:
@@ -159,7 +159,7 @@ class SequentialMnist(protocol.Classification):
         sequences [B, T, in] as in `splits`.
 
     Raises:
-      ValueError: they are anything else, such as floats from 0 to 1.
+      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     steps = math.prod(self._image) // self._in_features, self._in_features
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
@@ -181,8 +181,8 @@ def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.
 
   Args:
-    name: one of `SCALINGS`.
-    pixels: of the training split, from 0 to 1.
+    name: a name in `SCALINGS`.
+    pixels: pixels of the training split, from 0 to 1.
   """
   if name == 'minmax':
     return 0.0, 1.0
@@ -203,13 +203,13 @@ def split_validation(
   """Returns (training indices, validation indices), which do not overlap.
 
   Args:
-    num_examples: how many there are to split.
-    fraction: how much of them validates, rounded to a whole example.
-    seed: of `np.random.RandomState`, whose stream never changes, so that the
-      split is the same on every machine.
+    num_examples: the number of examples to split.
+    fraction: the share that validates, rounded to a whole example.
+    seed: seed of `np.random.RandomState`, whose stream never changes, so that
+      the split is equal on every machine.
 
   Raises:
-    ValueError: one of the two would be empty.
+    ValueError: a part would be empty.
   """
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:

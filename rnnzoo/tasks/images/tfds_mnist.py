@@ -1,10 +1,10 @@
 """TensorFlow Datasets' `mnist`, prepared and read without TensorFlow.
 
-The stock builder extracts its archives with `tf.io.gfile`. This subclass, of
-the same name, version and features, reads local IDX files instead, so that the
-copy it writes is the copy that the stock builder would have written and can be
-read by either. It lives in a module of its own because importing TFDS takes a
-while, which only those who read MNIST should pay.
+The stock builder extracts its archives with `tf.io.gfile`. This subclass keeps
+name, version and features, but reads local IDX files, so that the copy it
+writes is the copy that the stock builder would have written and can be read by
+either. It lives in a module of its own because importing TFDS takes a while,
+which only those who read MNIST should pay.
 """
 
 from collections.abc import Mapping
@@ -61,9 +61,9 @@ def check(
   """Returns both, or raises ValueError unless they are digits with labels.
 
   Args:
-    images: uint8 [N, 28, 28].
+    images: pixels, uint8 [N, 28, 28].
     labels: ints [N] from 0 to 9.
-    source: where they are from.
+    source: the place that they are from.
   """
   if images.shape != (len(labels), 28, 28) or labels.ndim != 1:
     raise ValueError(
@@ -111,7 +111,7 @@ def read(
   """Returns (images [N, 28, 28] uint8, labels [N] int32) of a prepared split.
 
   Args:
-    data_dir: where `prepare`, or TFDS itself, wrote `mnist`.
+    data_dir: the folder where `prepare`, or TFDS itself, wrote `mnist`.
     split: 'train' or 'test'.
 
   Raises:

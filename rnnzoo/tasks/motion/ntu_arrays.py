@@ -25,7 +25,7 @@ class Recordings(NamedTuple):
   """Recordings of two bodies.
 
   Attributes:
-    names: [N].
+    names: names of recordings, [N].
     frames: N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an
       absent body.
   """
@@ -140,7 +140,7 @@ def _check_numbers(frames: np.ndarray, name: str) -> None:
 
   Args:
     frames: [n, 2, 25, 3] of one recording.
-    name: begins the message.
+    name: the message's first words.
   """
   most = ntu_files.MOST_METRES
   # A NaN is the least and the greatest number, and less than none.

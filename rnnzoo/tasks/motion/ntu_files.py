@@ -35,7 +35,7 @@ MOST_BODIES = 6
 # Kinect sees no further than some metres.
 MOST_METRES = 1e3
 
-# Real files have about ten ids. All pairs of them are compared.
+# Real files have about ten ids. All pairs of ids are compared.
 _MOST_IDS = 1000
 
 _BODY_FIELDS = 10
@@ -44,12 +44,12 @@ _JOINT_FIELDS = 12
 # The real files have at most 300 frames, less than 7 MB.
 _MOST_BYTES = 64 * 2**20
 
-# Digits of other scripts are numbers to Python, and would be second names of
-# the same recordings.
+# Digits of other scripts are numbers to Python, and would give a recording two
+# names.
 _NAME = re.compile(r'S(\d{3})C(\d{3})P(\d{3})R(\d{3})A(\d{3})', flags=re.ASCII)
 
-# An id in the file, and how many bodies before this one have the same id in the
-# same frame. A camera might give two bodies one id.
+# An id in the file, and how many bodies before this one have it in this frame.
+# A camera might give two bodies one id.
 Id = tuple[str, int]
 
 
@@ -148,7 +148,7 @@ def _read_text(path: pathlib.Path) -> str:
 
 
 class _Lines:
-  """The lines of a file, taken one after the other."""
+  """The lines of a file, taken one after another."""
 
   def __init__(self, path: pathlib.Path, text: str):
     self._path = path

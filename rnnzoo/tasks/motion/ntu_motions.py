@@ -4,7 +4,7 @@ A body is a tree of 25 joints whose bones keep their lengths; a motion turns
 some joints, or moves the body, as functions of time. Persons differ in size and
 vigour, cameras in where they stand, recordings in length and speed, and every
 position is noisy. Three pairs of motions ('lift arms' and 'lower arms', say)
-have the same poses in opposite order.
+have equal poses in opposite order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ def generate(
     bodies += _NOISE * noise.standard_normal(bodies.shape, np.float32)
     if motion not in _TOGETHER:
       bodies[:, 1] = 0
-    bodies.setflags(write=False)  # It is the same array next time.
+    bodies.setflags(write=False)  # Every access returns this very array.
     recordings.append(bodies)
   return ntu_arrays.Recordings(names, recordings)
 

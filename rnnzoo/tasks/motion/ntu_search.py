@@ -16,7 +16,7 @@ Reasons = list[tuple[pathlib.Path, str]]
 
 
 def find(source: pathlib.Path) -> tuple[list[pathlib.Path], Reasons]:
-  """Returns the `.skeleton` files of a folder, and what is there twice.
+  """Returns the `.skeleton` files of a folder, and paths left out.
 
   Returns:
     The files in the order of their names, no two of one name; and links to
@@ -50,7 +50,7 @@ def find(source: pathlib.Path) -> tuple[list[pathlib.Path], Reasons]:
     other = known.setdefault(path.stem, path)
     if other is path:
       continue
-    # A link to nothing is no file, and the same as none.
+    # A link to nothing is no file, and counts as none.
     if path.exists() and other.exists() and path.samefile(other):
       repeated.append((path, f'is the same file as {other}'))
     else:

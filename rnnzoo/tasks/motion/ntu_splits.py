@@ -1,6 +1,6 @@
 """The official splits of NTU RGB+D 60 and 120, and recordings to leave out.
 
-  cross_subject   half of the persons train, the other half tests (both);
+  cross_subject   half of the persons train, the second half tests (both);
   cross_view      cameras 2 and 3 train, camera 1 tests (60 only);
   cross_setup     even setups train, odd ones test (120 only).
 
@@ -60,7 +60,7 @@ def is_training(name: ntu_files.Name, protocol: str) -> bool:
 
   Args:
     name: name of the recording.
-    protocol: one of `PROTOCOLS`.
+    protocol: a name in `PROTOCOLS`.
   """
   return {
       'cross_subject': name.subject in TRAINING_SUBJECTS,

@@ -20,11 +20,11 @@ from rnnzoo.tasks.motion import ntu_files
 # Persons of a recording that are used.
 BODIES = 2
 
-# Two bodies are one person if one begins this near to the last place of the
-# other: mean distance of joints in metres, and metres for each frame between.
+# Two bodies are one person if the later begins this near to the earlier's last
+# place: mean distance of joints in metres, and metres for each frame between.
 _REACH, _STEP = 0.5, 0.1
-# Two persons exchanged their ids if one jumps this far, to the last place of
-# the other. Two bodies are one person if their joints are this near on average.
+# Two persons exchanged their ids if one jumps this far, to its partner's last
+# place. Two bodies are one person if their joints are this near on average.
 _JUMP, _SAME = 1.0, 0.2
 
 _NOWHERE = (math.inf,) * 3
@@ -113,13 +113,13 @@ def arrange(bodies: Sequence[Body], num_frames: int) -> tuple[np.ndarray, str]:
   """Returns the two main persons, and a text of the frames and persons dropped.
 
   A body whose joints are all zero is absent. Bodies that share no frame, or lie
-  upon each other there, are one person if one begins near to the last place of
-  the other. The main person is the one whose x, y and z vary most, as the data
-  set's authors chose it. Frames without a main person are dropped.
+  upon each other there, are one person if the later begins near to the
+  earlier's last place. The main person is the one whose x, y and z vary most,
+  as the data set's authors chose it. Frames without a main person are dropped.
 
   Args:
     bodies: all bodies of a recording.
-    num_frames: how many frames the recording has.
+    num_frames: the number of frames in the recording.
 
   Returns:
     float32 [n, 2, 25, 3], zeros where a person is absent; and a text, '' where

@@ -1,8 +1,8 @@
 """Frames of skeletons: which ones a model sees, and from where.
 
 A recording is cut into T segments of equal length, and a model sees one frame
-of each: a random one in training, so that no two epochs see the same, and in
-evaluation several fixed random choices, whose logits are averaged. Training
+of each: a random one in training, so that no two epochs see equal frames, and
+in evaluation several fixed random choices, whose logits are averaged. Training
 may also turn and scale the whole recording.
 
 Dimensions: N recordings, B batch, L frames of the longest recording, T
@@ -71,7 +71,7 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
 def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
   """Returns the middle of the main body's spine in each frame, [..., 3].
 
-  Where the main body is absent, the spine of the other body replaces it.
+  If the main body is absent, the second body's spine serves.
 
   Args:
     spines: [..., 2, 3], the middle of each body's spine.
@@ -86,8 +86,8 @@ def offsets(
   """Returns where in each segment frames are taken, float32 [N, S, T].
 
   Args:
-    num_recordings: N.
-    num_samplings: S; 0 for one sampling of the middle of each segment.
+    num_recordings: the number of recordings, N.
+    num_samplings: number S; 0 for one sampling of the middle of each segment.
     data: a config's `data`, with `num_steps`, T, and `sampling_seed`.
 
   Returns:
@@ -106,9 +106,9 @@ def sample(frames: Array, length: Array, where: Array) -> jax.Array:
   fewer than T frames some are taken twice.
 
   Args:
-    frames: [B, L, 2, 25, 3].
-    length: int [B], n.
-    where: [B, S, T], as `offsets` makes them.
+    frames: padded recordings, [B, L, 2, 25, 3].
+    length: frames of each recording n, int [B].
+    where: places in segments, [B, S, T], as `offsets` makes them.
   """
   num_steps = where.shape[-1]
   segments = jnp.arange(num_steps) + where
@@ -126,7 +126,7 @@ def turn_and_scale(
   """Returns recordings, each turned and scaled at random as a whole.
 
   Args:
-    x: [B, ..., 3].
+    x: positions, [B, ..., 3].
     key: key of the random numbers.
     degrees: the greatest angle, to either side, about each of x, y and z.
     scale: the greatest change of size: 0.1 for factors from 0.9 to 1.1.

@@ -85,8 +85,8 @@ def prepare(
 
   Returns:
     'frames' [B, L, 2, 25, 3], padded by zeros, thinned out and centred as
-    `config.data` says; 'length' int32 [B]; 'offsets' float32 [B, S, T], the
-    same `config.data.test_samplings` samplings for each recording.
+    `config.data` says; 'length' int32 [B]; 'offsets' float32 [B, S, T],
+    `config.data.test_samplings` samplings that all recordings share.
 
   Raises:
     ValueError: an array has another shape, a number that is no position or a
@@ -124,8 +124,8 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   """Returns 'frames', 'length' int32 and 'offsets' float32, if they fit.
 
   Args:
-    given: a dict of these; without 'offsets', those of `prepare`. A 'label', as
-      in the splits of the task, is left out.
+    given: a dict of such arrays; without 'offsets', it gets `prepare`'s. A
+      'label', as in the splits of the task, is left out.
     data: `config.data` of the run.
 
   Raises:
@@ -208,7 +208,7 @@ def _check_positions(frames: np.ndarray, name: str) -> None:
 
 
 def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
-  # The same for each, so that an answer does not depend on its batch.
+  # Equal for each recording: an answer does not depend on its batch.
   one = skeleton_frames.offsets(1, data.test_samplings, data)
   return np.repeat(one, batch, axis=0)
 
@@ -241,9 +241,9 @@ def _check_origin(
   """Raises ValueError unless the origin is where the config has it.
 
   Args:
-    frames: [B, L, 2, 25, 3].
+    frames: padded recordings, [B, L, 2, 25, 3].
     present: bool [B, L, 2], whether a body is there.
-    valid: bool [B, L].
+    valid: whether a frame is no padding, bool [B, L].
     centre: `config.data.centre`. With 'none' any origin might be the camera.
   """
   if centre == 'none':

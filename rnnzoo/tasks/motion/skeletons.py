@@ -1,4 +1,4 @@
-"""Skeleton action recognition: what do one or two persons do?
+"""Skeleton action recognition: classifies motions of one or two persons.
 
 Data are NTU RGB+D 60 or 120, converted by `ntu_conversion`, or synthetic
 motions, which stand in for them. A model sees T frames of a recording as
@@ -213,11 +213,11 @@ class SkeletonActions(protocol.Classification):
         is absent, around the origin that `config.data.centre` names; 'length'
         int [B] is how many of the L frames are valid; 'offsets' [B, S, T],
         from 0, below 1, say where each of the T = `config.data.num_steps`
-        segments is looked at, S times. Without offsets, each recording gets
-        the same `config.data.test_samplings`.
+        segments is looked at, S times. Without offsets, all recordings share
+        `config.data.test_samplings` samplings.
 
     Raises:
-      ValueError: they are anything else.
+      ValueError: the inputs are anything else.
     """
     return skeleton_inputs.check(inputs, self._data)
 

@@ -29,9 +29,9 @@ class Answers(abc.ABC):
   """The kind of the answers.
 
   Attributes:
-    metrics: the main one first.
+    metrics: the metrics, the main one first.
     out_features: numbers that the model gives for an answer.
-    shift: taken away of answers before float32 rounds them, [D].
+    shift: numbers taken off answers before float32 rounds them, [D].
   """
 
   metrics: tuple[protocol.Metric, ...]
@@ -45,9 +45,9 @@ class Answers(abc.ABC):
     """Returns losses, scores and predictions, each with the leading axes.
 
     Args:
-      outputs: of the model, [..., out_features].
+      outputs: outputs of the model, [..., out_features].
       y: the right answers.
-      smoothing: of labels.
+      smoothing: the smoothing of labels.
     """
 
   @abc.abstractmethod
@@ -77,7 +77,7 @@ class Classes(Answers):
   """One of several classes; y is int32.
 
   Args:
-    names: of the classes.
+    names: names of the classes.
   """
 
   metrics = protocol.METRICS
@@ -114,10 +114,10 @@ class Numbers(Answers):
   for answers so large or small that float32 has not their squares.
 
   Args:
-    mean: of the training answers less the shift, [D]; zeros for outputs in
+    mean: mean of the training answers less the shift, [D]; zeros for outputs in
       units of the data.
-    deviation: likewise; ones.
-    shift: taken away of answers before float32 rounds them, [D].
+    deviation: their standard deviation, [D]; ones for units of the data.
+    shift: numbers taken off answers before float32 rounds them, [D].
   """
 
   def __init__(

@@ -1,8 +1,8 @@
 """Human activity recognition: six activities, from a phone at the waist.
 
 UCI HAR has windows of 128 steps (2.56 s at 50 Hz) of nine signals, of 30
-people; those of the test are others than those of the training set. People are
-split off for validation, too, since windows of one person are alike.
+people; nobody is in both the test and the training set. People are split off
+for validation, too, since windows of one person are alike.
 
 The archive is read as it is unpacked:
 
@@ -11,9 +11,9 @@ The archive is read as it is unpacked:
       train/y_train.txt                       an activity a line, from 1 to 6
       train/subject_train.txt                 a person a line
       train/Inertial Signals/body_acc_x_train.txt     a window of 128 a line
-      test/...                                the same
+      test/...                                as in train
 
-Where it is not there, BasicMotions of the UEA archive stands in for it: four
+If it is not there, BasicMotions of the UEA archive stands in for it: four
 motions, from a watch.
 
 References:
@@ -98,7 +98,7 @@ def read(
   """Returns (windows with activities from 1, people [N]).
 
   Args:
-    directory: holds the folder 'UCI HAR Dataset', or is it.
+    directory: the folder 'UCI HAR Dataset', or one that holds it.
     split: 'train' or 'test'.
 
   Raises:
@@ -179,7 +179,7 @@ def _human_activity(data: ml_collections.ConfigDict):
 
 
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
-  """Returns the names of activities: of labels such as '1'."""
+  """Returns the names of activities, whose labels are such as '1'."""
   if (directory / _FOLDER).is_dir():
     directory = directory / _FOLDER
   path = directory / 'activity_labels.txt'

@@ -1,4 +1,4 @@
-"""Lorenz forecasting: where will a chaotic system be, a few steps ahead?
+"""Lorenz forecasting: the state of a chaotic system a few steps ahead.
 
     dx/dt = 10 (y - x),  dy/dt = x (28 - z) - y,  dz/dt = x y - 8/3 z
 
@@ -6,7 +6,7 @@ The model sees (x, y, z) of a trajectory, step by step, and after each step
 predicts the state `horizon` steps later. Trajectories are integrated by the
 classical Runge-Kutta method in float64, from random points, and begin when they
 are on the attractor. Two that are close come apart by e in about 1.1 units of
-time, so a horizon beyond a few of these cannot be predicted.
+time, so a horizon beyond a few such units cannot be predicted.
 
 References:
   Lorenz, Deterministic nonperiodic flow, 1963, eqs. 25 - 27.
@@ -121,9 +121,9 @@ def trajectories(
   """Returns states on the attractor, float64 [count, length, 3].
 
   Args:
-    rng: of the points where trajectories start.
-    count: of trajectories.
-    length: states of each.
+    rng: generator of the points where trajectories start.
+    count: number of trajectories.
+    length: the number of states of each.
     interval: units of time from one state to the next.
   """
   starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))

@@ -78,12 +78,12 @@ def parse(
   """Returns the sequences of arrays as a file has them.
 
   Args:
-    arrays: by name.
-    form: the one they must have.
-    name: of the file, for errors.
+    arrays: arrays by name.
+    form: the form they must have.
+    name: the file's name, for errors.
 
   Raises:
-    ValueError: they are not.
+    ValueError: the arrays do not have this form.
   """
   _check_names(list(arrays), name)
   if 'x' in arrays:
@@ -110,13 +110,13 @@ def parse(
 def checked(
     x: np.ndarray, lengths: np.ndarray, missing: str, name: str
 ) -> np.ndarray:
-  """Returns x [N, T, F] as `Sequences` have it; tells what may be padding.
+  """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
 
   Args:
     x: numbers of any kind.
-    lengths: int [N].
-    missing: of `Form`.
-    name: of the data and the array.
+    lengths: steps of each sequence, int [N].
+    missing: the `missing` of `Form`.
+    name: name of the data and the array.
 
   Raises:
     ValueError: a valid step has no finite number in float32.
@@ -328,7 +328,7 @@ def _answers(
 
 
 def _labels(y: np.ndarray, name: str) -> np.ndarray:
-  """Returns labels of any file in a type that fits those of any other.
+  """Returns labels in a type that fits the labels of any other file.
 
   Returns:
     Text as str, integers as int64, booleans as they are.
@@ -378,12 +378,12 @@ def check_values(
   """Raises ValueError for a value that float32 cannot hold in a valid step.
 
   Args:
-    values: [N, T, F], or [N, F] where there are no steps.
-    valid: bool [N, T], or [N].
-    name: of the file and array.
+    values: numbers [N, T, F], or [N, F] where there are no steps.
+    valid: whether a step counts, bool [N, T], or [N].
+    name: name of the file and array.
     allow_nan: whether NaN is allowed.
-    advice: what to do about NaN.
-    remedy: what to do about any such value, instead; '' for nothing.
+    advice: a hint on NaN.
+    remedy: a hint on any such value, instead; '' for nothing.
     is_counted: whether to say how many values are wrong.
   """
   with np.errstate(over='ignore'):

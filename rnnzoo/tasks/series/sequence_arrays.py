@@ -23,7 +23,7 @@ class Sequences(NamedTuple):
   Attributes:
     x: [N, T, F]; steps beyond a sequence's end are zero. float32, or the dtype
       of the source where float32 would take something away; see `narrow`.
-    lengths: int32 [N], from 1 to T.
+    lengths: steps of each sequence, int32 [N], from 1 to T.
     y: [N, ...], or for answers at every step [N, T, ...].
   """
 
@@ -32,7 +32,7 @@ class Sequences(NamedTuple):
   y: np.ndarray
 
   def rows(self, index: np.ndarray) -> 'Sequences':
-    """Returns the sequences of these indices."""
+    """Returns the sequences of the given indices."""
     return Sequences(*(array[index] for array in self))
 
   def valid(self) -> np.ndarray:
@@ -47,7 +47,7 @@ def pad(
 
   Args:
     sequences: N arrays [time, ...] of any lengths.
-    length: T; None for that of the longest.
+    length: T; None for the longest length.
 
   Raises:
     ValueError: nearly all of many bytes would be padding.
@@ -67,7 +67,7 @@ def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
   """Returns the sequences of all parts, padded to the longest.
 
   Args:
-    parts: with the same F.
+    parts: sequences with an equal F.
     every_step: whether y has an axis of time.
   """
   parts = list(parts)
@@ -96,9 +96,9 @@ def standardization(
   cannot hold as a normal number.
 
   Args:
-    values: [N, T, F], or [N, F].
-    valid: bool [N, T], or [N].
-    shift: what `shift_of` returned.
+    values: numbers [N, T, F], or [N, F].
+    valid: whether a step counts, bool [N, T], or [N].
+    shift: a result of `shift_of`.
   """
   steps = values[valid]
   origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
@@ -161,14 +161,14 @@ def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """Returns what to subtract of each column before float32 rounds it, [F].
+  """Returns a shift to subtract of each column before float32 rounds it, [F].
 
   It is 0, but for columns of which steps that differ would become equal, and
-  for those so far from zero that few digits would be left of their changes.
+  for columns so far from zero that few digits would be left of their changes.
 
   Args:
-    values: [N, T, F], or [N, F], within float32's range.
-    valid: bool [N, T], or [N].
+    values: numbers [N, T, F], or [N, F], within float32's range.
+    valid: whether a step counts, bool [N, T], or [N].
   """
   if np.can_cast(values.dtype, np.float32):
     return np.zeros(values.shape[-1])
@@ -197,8 +197,8 @@ def lost_steps(
   """Returns how many of steps [S, F] (differ no more, differ) from one nearby.
 
   Args:
-    steps: as they were read.
-    seen: as a model gets them, in the same order of size.
+    steps: steps as they were read.
+    seen: steps as a model gets them, their order of size unchanged.
   """
 
   def ordered(values):
@@ -218,13 +218,13 @@ def complete_splits(
     seed: int,
     stratify: bool,
 ) -> dict[str, Sequences]:
-  """Returns splits with those that were missing, split off from 'train'.
+  """Returns all splits; missing ones are split off from 'train'.
 
   Args:
     splits: 'train' and maybe others.
-    fractions: of 'train' as it is given, by the names of the splits that are to
-      be there.
-    seed: see `split_off`.
+    fractions: shares of 'train' as it is given, by the names of the splits that
+      are to be there.
+    seed: the seed of `split_off`.
     stratify: whether y [N] holds classes, of which each split gets its share.
 
   Raises:
@@ -273,16 +273,16 @@ def split_off(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (indices of the rest, indices of a part), both sorted.
 
-  Each group gives about the same share to the part, and one with a single
+  Each group gives about an equal share to the part, and one with a single
   example keeps it in the rest, unless the part is more than a half.
 
   Args:
     groups: the group of each example, [N].
-    size: of the part.
-    seed: of `np.random.RandomState`, whose stream never changes.
+    size: the size of the part.
+    seed: the seed of `np.random.RandomState`, whose stream never changes.
 
   Raises:
-    ValueError: one of the two would be empty.
+    ValueError: a part would be empty.
   """
   if not 0 < size < len(groups):
     raise ValueError(

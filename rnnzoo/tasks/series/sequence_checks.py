@@ -26,15 +26,15 @@ def check_fit(
     first: sequence_arrays.Sequences,
     every_step: bool,
 ) -> None:
-  """Raises ValueError unless two parts have the same columns and answers.
+  """Raises ValueError unless two parts agree in columns and kind of answers.
 
-  Sequences may be longer in one than in the other.
+  Sequences may be longer in one part.
 
   Args:
-    name: of the file or split, for the message.
-    part: its sequences, with labels of any kind.
-    first_name: of another one.
-    first: its sequences.
+    name: name of the file or split, for the message.
+    part: sequences of this file or split, with labels of any kind.
+    first_name: name of the file or split to compare with.
+    first: sequences to compare with.
     every_step: whether there is an answer for every step.
   """
   if part.x.shape[-1] != first.x.shape[-1]:
@@ -62,13 +62,13 @@ def check_splits(
     answers: answers_lib.Answers,
     every_step: bool,
 ) -> None:
-  """Raises ValueError unless a model of 'train' can answer the other splits.
+  """Raises ValueError unless a model of 'train' can answer all splits.
 
   Each must fit 'train' by `check_fit`, and have one of its classes at least.
 
   Args:
     splits: 'train', 'validation', 'test'.
-    answers: their kind.
+    answers: the kind of answers.
     every_step: whether there is an answer for every step.
   """
   train = splits['train']
@@ -97,9 +97,9 @@ def padding(
   hold: NaN, or numbers that are infinite there.
 
   Args:
-    x: [N, T, F].
-    lengths: int [N].
-    remedy: what to do with lengths, before 'lengths='.
+    x: the steps, [N, T, F].
+    lengths: steps of each sequence, int [N].
+    remedy: words on lengths, before 'lengths='.
   """
   count, steps, columns = x.shape
   found: list[str] = []
@@ -121,7 +121,7 @@ def padding(
     is_told = inner * (1 if what in ('zeros', 'NaN') else 4) <= total
     is_told &= number >= max(1 + (count > 5), count / 20)
     is_told &= runs.max() > max(1, runs.min())
-    # Zeros behind most of them need not differ.
+    # Zeros behind most sequences need not differ.
     is_told |= end and what == 'zeros' and 2 * number > count
     if lengths.min() < steps:  # They count from the first step.
       is_told = not end and (runs >= steps - lengths).all()
@@ -165,7 +165,7 @@ def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def rounding(lost: np.ndarray, changed: np.ndarray, of: str = '') -> list[str]:
-  """Returns sentences on columns by what `sequence_arrays.lost_steps` gave."""
+  """Returns sentences on columns by the results of `lost_steps`."""
   # Random numbers may be so close by chance.
   told = np.flatnonzero(lost * 10**4 > changed)[:_MOST_NAMES]
   return [
@@ -186,7 +186,7 @@ def summarize(
 
   Args:
     splits: 'train', 'validation', 'test'.
-    answers: their kind.
+    answers: the kind of answers.
     every_step: whether there is an answer for every step.
 
   Returns:
@@ -221,8 +221,8 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
   """Returns the lines to print of a summary.
 
   Args:
-    name: of the data.
-    summary: by `summarize`.
+    name: name of the data.
+    summary: a result of `summarize`.
   """
   splits = summary['splits']
   sizes = ', '.join(f'{split["sequences"]} {n}' for n, split in splits.items())
@@ -311,7 +311,7 @@ def _repeated(splits: Mapping[str, sequence_arrays.Sequences]) -> list[str]:
 
 
 def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
-  """Yields a short name of each sequence, the same for equal ones."""
+  """Yields a short name of each sequence; equal ones have equal names."""
   for sequence, length in zip(split.x, split.lengths, strict=True):
     yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
 

@@ -33,21 +33,21 @@ def check(
 ) -> Any:
   """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
 
-  Where there are lengths, steps beyond a sequence's end are zero. Where there
-  is a shift, x - shift stands in a mapping as 'centred', and x does not.
+  With lengths, steps beyond a sequence's end are zero. With a shift, x - shift
+  stands in a mapping as 'centred', and x does not.
 
   Args:
     inputs: x, or a mapping with 'x' and maybe 'lengths'.
-    columns: F of the model.
+    columns: the number of columns, F, of the model.
     allow_nan: whether x may hold NaN.
     has_field: whether the task has the field `config.data.missing`, by which a
       model is trained to take NaN.
-    shift: taken away of the columns before float32 rounds them, [F]; None for
+    shift: numbers taken off columns before float32 rounds them, [F]; None for
       nothing.
     are_ragged: whether training had sequences of several lengths.
 
   Raises:
-    ValueError: they are something else.
+    ValueError: the inputs are something else.
   """
   given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
   for key in given:

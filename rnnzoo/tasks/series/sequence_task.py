@@ -25,7 +25,7 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 from rnnzoo.tasks.series import sequence_inputs
 
-# Of `config.data`, in every task of this kind.
+# Rules of `config.data`, in every task of this kind.
 RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'standardize': fields.flag(),
@@ -46,10 +46,10 @@ class SequenceTask(protocol.Task):
       [N], and 'y': int32 [N] for classes, float32 [N, D] for numbers, with an
       axis of time after N for answers at every step. Columns that float32
       cannot hold are there less `shift`, numbers less `answers.shift`.
-    shift: of each column, [F]; 0 for nearly all.
-    answers: their kind.
-    class_names: of tasks with classes; a prediction is an index of it.
-    summary: of the data, for report.json.
+    shift: the shift of each column, [F]; 0 for nearly all.
+    answers: the kind of answers.
+    class_names: names of classes, if any; a prediction is an index of it.
+    summary: a summary of the data, for report.json.
   """
 
   class_names: tuple[str, ...]
@@ -66,7 +66,7 @@ class SequenceTask(protocol.Task):
     """Keeps the data, and prints their summary.
 
     Args:
-      config: with `data.standardize`, `model` and `batch_size`.
+      config: a config with `data.standardize`, `model` and `batch_size`.
       dataset: the name of the data.
       splits: 'train', 'validation', 'test'.
       answers: the kind of the answers.
@@ -191,11 +191,11 @@ class SequenceTask(protocol.Task):
     over its steps, and it counts by their number.
 
     Args:
-      model: one of `build_model`.
+      model: a model of `build_model`.
       examples: rows of one of the `splits`.
       rngs: the source of dropout masks in training, None in evaluation.
     """
-    # Where no step is padding, a mask would only take time.
+    # If no step is padding, a mask would only take time.
     lengths = examples['lengths'] if self._are_ragged else None
     outputs = self._outputs(model, examples['x'], lengths, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
@@ -233,7 +233,7 @@ class SequenceTask(protocol.Task):
 
     Args:
       inputs: x [B, T, F] in the units of the data, which the task standardises
-        itself; T may differ from that of the training data. Or, for sequences
+        itself; T may differ from the T of the training data. Or, for sequences
         of several lengths, a mapping with 'x', padded to the longest, and
         'lengths', int [B], each from 1 to T:
 
@@ -241,7 +241,7 @@ class SequenceTask(protocol.Task):
             trained.predict({'x': x, 'lengths': lengths})
 
     Raises:
-      ValueError: they are anything else, or are not finite; NaN is
+      ValueError: the inputs are anything else, or are not finite; NaN is
         allowed where the data may have it, as by config.data.missing='zero'.
     """
     return sequence_inputs.check(
@@ -260,7 +260,7 @@ class SequenceTask(protocol.Task):
     `answers.shift`, which `in_units` adds.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: x [B, T, F], in the units of the data, of any T; or a mapping
         with 'x' and 'lengths' int [B]; see `check_inputs`.
     """
@@ -299,7 +299,7 @@ def check_model(
   A task calls it before it reads data, which takes a while.
 
   Args:
-    config: with `model`.
+    config: a config with `model`.
     are_classes: whether the answers are classes, whose labels may be smoothed.
   """
   backbones.check(config.model)

@@ -4,7 +4,7 @@
         --config.data.path=mine.npz
 
 npz.py says which arrays a file holds. `config.data.path` is one file, or a
-folder of them:
+folder of files:
 
   train.npz, validation.npz, test.npz   the splits; each may be in several
                                         files, train_0.npz, train_1.npz, ...;
@@ -13,9 +13,9 @@ folder of them:
 Names such as Train.npz, val.npz or mine_test.npz are refused, since they look
 like splits and would be parts of the whole.
 
-Where there is no validation or test split, it is split off the training data,
-by `split_seed`, `validation_fraction` and `test_fraction`; with one class a
-sequence, each class gives about the same share.
+A missing validation or test split is split off the training data, by
+`split_seed`, `validation_fraction` and `test_fraction`; with one class a
+sequence, each class gives about an equal share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ def read_splits(
   """Returns the splits that a file or folder has; 'train' is among them.
 
   Raises:
-    FileNotFoundError: there is nothing.
+    FileNotFoundError: there is no such path.
     ValueError: files do not fit together, or one is not as it should be.
   """
   if not path.is_dir():
@@ -177,7 +177,7 @@ def read_splits(
 
 
 def _check_shards(files: Sequence[pathlib.Path]) -> None:
-  """Raises ValueError for a name that looks like that of a split."""
+  """Raises ValueError for a name that looks like a split's name."""
   for file in files:
     for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', file.stem):
       if word.lower() in _LIKE_SPLITS or word.lower().startswith(_BEGINNINGS):
@@ -193,8 +193,8 @@ def encode(
   """Returns splits with classes as int32, and the classes, sorted.
 
   Args:
-    splits: with labels of one kind: integers, booleans or strings, as `npz`
-      reads them.
+    splits: splits with labels of one kind: integers, booleans or strings, as
+      `npz` reads them.
     every_step: whether there is a label for every step.
 
   Raises:

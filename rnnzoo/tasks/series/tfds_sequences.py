@@ -24,8 +24,8 @@ def read(
 
   Args:
     source: 'tfds:<name>'.
-    data_dir: where TFDS keeps its sets.
-    reading: of images: 'row' or 'pixel'.
+    data_dir: the folder where TFDS keeps its sets.
+    reading: the reading of images: 'row' or 'pixel'.
     missing: 'refuse', or 'zero' for inputs that may hold NaN.
 
   Raises:

@@ -87,9 +87,9 @@ def synthetic(
   The class is the column that drifts, by about as much as it wanders.
 
   Args:
-    count: N.
-    length: T.
-    columns: F, at least five.
+    count: the number of sequences, N.
+    length: the number of steps, T.
+    columns: the number of columns, F, at least five.
   """
   rng = np.random.default_rng(0)
   x = rng.standard_normal((count, length, columns), np.float32)

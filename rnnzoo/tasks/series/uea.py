@@ -1,8 +1,8 @@
 """The UEA and UCR archives of time series, read by the library aeon.
 
 aeon brings some data sets, JapaneseVowels and BasicMotions among them, and
-downloads the others. It needs numba; where that cannot be installed, arrays
-that were converted elsewhere serve:
+downloads all else. It needs numba; where that cannot be installed, arrays that
+were converted elsewhere serve:
 
     from rnnzoo.tasks.series import uea
     uea.convert('EigenWorms', 'data')
@@ -39,10 +39,10 @@ def read(
   """Returns the archive's 'train' and 'test', with labels as text.
 
   Args:
-    name: of the data set, as 'JapaneseVowels'.
-    directory: holds a folder of that name with converted arrays or aeon's .ts
-      files, or is it; aeon downloads to such a folder where there is none. ''
-      for aeon's own.
+    name: the data set's name, as 'JapaneseVowels'.
+    directory: a folder of that name with converted arrays or aeon's .ts files,
+      or one that holds it; aeon downloads to such a folder where there is none.
+      '' for aeon's own.
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
@@ -91,8 +91,8 @@ def convert(name: str, directory: str | os.PathLike[str]) -> None:
   """Writes a data set's train.npz and test.npz, for use without aeon.
 
   Args:
-    name: of the data set.
-    directory: gets a folder of that name.
+    name: the data set's name.
+    directory: the place for a folder of that name.
 
   Raises:
     ModuleNotFoundError: aeon is not installed.
@@ -127,7 +127,7 @@ def _check_labels(file: pathlib.Path, labels) -> None:
 
 
 def _missing(name: str, folder: pathlib.Path) -> str:
-  """Returns a sentence on what a data set's folder lacks; '' for nothing."""
+  """Returns a sentence on files that a data set's folder lacks, or ''."""
   if not folder.is_dir():
     return (
         f'{folder} {"is no directory" if folder.exists() else "is not there"}'
@@ -169,9 +169,9 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
   """Returns (cases, each [F, time], labels) by aeon.
 
   Args:
-    name: of the data set.
+    name: the data set's name.
     split: 'train' or 'test'.
-    folder: where its files are, or are to be downloaded to; None for aeon's
+    folder: the folder of its files, or to download them to; None for aeon's
       own.
   """
   try:

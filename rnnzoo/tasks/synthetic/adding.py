@@ -127,7 +127,7 @@ def make_batch(
 def make_examples(
     rng: np.random.Generator, num_examples: int, length: int
 ) -> dict[str, np.ndarray]:
-  """Returns the same, N examples made by numpy."""
+  """Returns N examples like `make_batch`'s, made by numpy."""
   values = rng.random((num_examples, length), np.float32)
   first = rng.integers(0, length // 2, num_examples)
   second = rng.integers(length // 2, length, num_examples)

@@ -10,7 +10,7 @@ delimiter. On all earlier steps the answer is the blank.
 
 Selective copying, of L steps and 16 symbols: the symbols stand at random places
 among L steps, all others are noise, and 16 steps with a marker follow, on which
-the symbols are named: T = L + 16. Of 16 tokens 0 is noise and the last one the
+the symbols are named: T = L + 16. Token 0 of 16 is noise, the last one the
 marker. Earlier steps have no answer. `curriculum` makes shorter sequences come
 first; validation and test have L steps throughout.
 
@@ -79,7 +79,7 @@ _SELECTIVE_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         ),
     }
 )
-# Of `config.model`, with the blocks of a language model.
+# Rules of `config.model`, with the blocks of a language model.
 _MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'mlp': fields.one_of(language_model.MLPS, optional=True),
@@ -166,7 +166,7 @@ class Recall(protocol.Task):
   def make_examples(
       self, rng: np.random.Generator, num_examples: int
   ) -> dict[str, np.ndarray]:
-    """Returns the same, N examples made by numpy."""
+    """Returns N examples like `_make_batch`'s, made by numpy."""
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     """Returns the model that `config.model` describes.
@@ -226,7 +226,7 @@ class Recall(protocol.Task):
     """Returns the symbols, int32 [B, K].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens, [B, T], with the steps on which they are named.
     """
     answers = _logits(model, inputs)[:, -self._data.num_symbols :]
@@ -236,8 +236,8 @@ class Recall(protocol.Task):
 class CopyMemory(Recall):
   """Names 10 symbols after a delay.
 
-  With `config.data.loss_steps='all'` the loss is that of the literature, the
-  mean over all T steps, and 10 log(8) / T for a model without memory. With
+  With `config.data.loss_steps='all'` the loss is the literature's, the mean
+  over all T steps, and 10 log(8) / T for a model without memory. With
   'recalled' it is the mean over the steps on which symbols are named.
   """
 

@@ -152,7 +152,7 @@ def word_problem(size: int, even: bool) -> Language:
   product a b applies a first.
 
   Args:
-    size: how many things are permuted.
+    size: the number of permuted things.
     even: whether there are even permutations only.
   """
   elements = np.array(list(itertools.permutations(range(size))))
@@ -205,7 +205,7 @@ def tokens_from(
   Args:
     uniform: random numbers, float32 [N, T] in [0, 1).
     language: the language.
-    lengths: int [N] or [1].
+    lengths: tokens of each string, int [N] or [1].
     array: numpy, or jax.numpy where the numbers are JAX's.
   """
   position, lengths = np.arange(uniform.shape[1]), lengths[:, None]
@@ -219,7 +219,7 @@ def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
 
   Args:
     language: the language.
-    tokens: [N, T].
+    tokens: strings, [N, T].
   """
   state = np.full(len(tokens), language.start)
   labels = np.empty(tokens.shape, np.int32)
@@ -235,13 +235,13 @@ def balanced(
   """Returns which examples to take so that all classes are as frequent.
 
   Args:
-    labels: of the examples to choose from.
-    num_examples: N, how many to choose. Where the classes do not divide it, the
+    labels: labels of the examples to choose from.
+    num_examples: N, how many to choose. If the classes do not divide it, the
       first have one more.
-    num_classes: that they are of.
+    num_classes: the number of classes.
 
   Returns:
-    Indices, ascending, N of them, or fewer where a class is too rare.
+    N indices, ascending, or fewer where a class is too rare.
   """
   each, more = divmod(num_examples, num_classes)
   chosen = [

@@ -1,22 +1,22 @@
 """State tracking: train on short strings of a language, test on long ones.
 
-The languages are those of languages.py. Training strings have lengths from
-`min_length` to `max_length`, one a batch, drawn uniformly. The label is that of
-the whole string, at its last step; with label_steps='every' the model is
-trained on the labels of all prefixes, as is usual for word problems. 'accuracy'
-is that of the last step in any case.
+languages.py has the languages. Training strings have lengths from `min_length`
+to `max_length`, one a batch, drawn uniformly. The label is the whole string's,
+at its last step; with label_steps='every' the model is trained on the labels of
+all prefixes, as is usual for word problems. 'accuracy' always counts the last
+step alone.
 
 Test strings have exactly the lengths of `test_lengths`, and each class is as
-frequent as any other: the longest are the split 'test', the others
-'length_<n>'. Which of them a model solves says whether it has learnt the state
-itself, or something that looks like it on short strings.
+frequent as any other: the longest are the split 'test', all else 'length_<n>'.
+The lengths that a model solves tell whether it has learnt the state itself, or
+something that looks like it on short strings.
 
 Tokens are vectors with a single 1. With `input_noise` training, after
 `clean_epochs` without, adds Gaussian noise to them, so that a state must be
 corrected at every step, as one that is to hold for long. Tests have none.
 Without `validation_noise` validation has none either, and then prefers a model
 that is sure of short strings to one whose states hold. With it each string of
-validation has noise of its own, the same in every epoch and run.
+validation has noise of its own, which no epoch or run changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,8 +62,8 @@ def report(
   at least `SOLVED` at all lengths, None where there is none.
 
   Args:
-    accuracies: of each seed, by length, ascending.
-    seeds: their names.
+    accuracies: accuracies of each seed, by length, ascending.
+    seeds: the seeds' names.
     dataset: the name of the data.
     chance: the accuracy of a model that guesses.
     trained_to: the greatest length in training.
@@ -147,9 +147,9 @@ class StateTracking(protocol.Task):
 
   Attributes:
     language: the automaton.
-    splits: 'train' is made on the device; the others are fixed. 'tokens' uint8
-      [N, T]; 'length' int32 [N]; 'label' int32 [N], or for all prefixes [N, T],
-      where a prefix may have no label.
+    splits: 'train' is made on the device; further ones are fixed. 'tokens'
+      uint8 [N, T]; 'length' int32 [N]; 'label' int32 [N], or for all prefixes
+      [N, T], where a prefix may have no label.
   """
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -267,7 +267,7 @@ class StateTracking(protocol.Task):
     """Returns the labels of whole strings, int32 [B].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: {'tokens': [B, T], 'length': [B]}.
     """
     logits = self._logits(model, inputs)
@@ -404,7 +404,7 @@ def prefix_labels(language: languages.Language, tokens: jax.Array) -> jax.Array:
 
   Args:
     language: the language.
-    tokens: [B, T].
+    tokens: strings, [B, T].
   """
   transitions = jnp.asarray(language.transitions, jnp.int32)
   labels = jnp.asarray(language.labels, jnp.int32)

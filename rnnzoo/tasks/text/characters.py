@@ -2,11 +2,11 @@
 
 The text is any file that `text_files.read` reads, cut into a part to train on,
 one to validate and one to test, in this order. Training sees windows that begin
-anywhere; the others are read in windows one after another, each from an empty
-memory, and every character but the first of a part is predicted once. The first
-characters of a window are predicted from little context. Validation has windows
-as long as those of training; the test can have longer ones, which show a model
-as it is used on a stream.
+anywhere; validation and test are read in windows one after another, each from
+an empty memory, and every character but the first of a part is predicted once.
+The first characters of a window are predicted from little context. Validation
+has windows as long as in training; the test can have longer ones, which show a
+model as it is used on a stream.
 
 References:
   Karpathy, char-rnn, 2015: tiny Shakespeare, 90 / 5 / 5 %.
@@ -166,7 +166,7 @@ class Characters(protocol.Task):
     """Returns the mean cross entropy of each window, in nats a character.
 
     Args:
-      model: one of `build_model`.
+      model: a model of `build_model`.
       examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
         that may be shorter.
       rngs: the source of dropout masks in training, None in evaluation.
@@ -190,7 +190,7 @@ class Characters(protocol.Task):
     """Returns the most likely next token of each text, int32 [B].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens int32 [B, T].
     """
     logits = model(jnp.asarray(inputs, jnp.int32))[:, -1]
@@ -208,13 +208,13 @@ class Characters(protocol.Task):
     """Returns the prompt and then one character after another.
 
     Args:
-      model: a trained one.
-      prompt: how the text begins; '' for a new line or, where the text has
+      model: a trained model.
+      prompt: the text's beginning; '' for a new line or, where the text has
         none, its first character by code point.
-      key: of all random choices.
+      key: the key of all random choices.
       length: characters after the prompt; None for the config's.
-      temperature: divides the logits, 0 for the most likely character; None for
-        the config's.
+      temperature: divisor of the logits, 0 for the most likely character; None
+        for the config's.
 
     Raises:
       ValueError: the prompt has characters that the text has not, or another
@@ -281,13 +281,13 @@ def read(path: str) -> tuple[str, str]:
   """Returns the name of a text, and the text.
 
   Args:
-    path: of a file that `text_files.read` reads; '' for the documentation of
-      Python's own topics, which differs from one Python to the next: its name
-      says of which it is.
+    path: path of a file that `text_files.read` reads; '' for the documentation
+      of Python's own topics, which differs from one Python to the next: its
+      name tells which Python.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no text, or too large, or empty.
+    ValueError: the file is no text, or too large, or empty.
   """
   if not path:
     from pydoc_data import topics
@@ -324,10 +324,10 @@ def random_windows(
   """Returns windows that begin anywhere, 'tokens' [B, T + 1].
 
   Args:
-    tokens: [N], N > T.
-    batch_size: B.
-    context: T.
-    key: of the places.
+    tokens: the text, [N], N > T.
+    batch_size: the batch size B.
+    context: the length T of a window.
+    key: the key of the places.
   """
   starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
   return {'tokens': tokens[starts[:, None] + jnp.arange(context + 1)]}
@@ -337,8 +337,8 @@ def windows(tokens: np.ndarray, context: int) -> dict[str, np.ndarray]:
   """Returns all of a text in windows, each of which begins where one ends.
 
   Args:
-    tokens: [N], N >= 2.
-    context: T.
+    tokens: the text, [N], N >= 2.
+    context: the length T of a window.
 
   Returns:
     'tokens' int32 [windows, T + 1], the last one padded with zeros, and

@@ -27,7 +27,7 @@ from rnnzoo.tasks import tfds_sets
 _MOST_BYTES, _MOST_TIMES = 2**28, 100
 _MARKS = (
     (codecs.BOM_UTF8, 'utf-8'),
-    # The first of these begins as that of UTF-16 does.
+    # The next mark begins with UTF-16's mark.
     (codecs.BOM_UTF32_LE, 'utf-32-le'),
     (codecs.BOM_UTF32_BE, 'utf-32-be'),
     (codecs.BOM_UTF16_LE, 'utf-16-le'),
@@ -46,13 +46,13 @@ def read(path: str, field: str, most: int | None = None) -> str:
   files that were joined, are left out as well.
 
   Args:
-    path: of the file.
-    field: of the config that holds the path, for messages.
+    path: path of the file.
+    field: the config's field that holds the path, for messages.
     most: bytes that a text can have; None for any.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: it is no such text, or larger than that, or a carriage return in
+    ValueError: the file is no such text, or too large, or a carriage return in
       it has no newline behind.
   """
   file = fields.expand(path, field)
@@ -115,18 +115,18 @@ def read(path: str, field: str, most: int | None = None) -> str:
 def read_parallel(
     source: str, target: str, fields: tuple[str, str]
 ) -> tuple[list[str], list[str]]:
-  """Returns the lines of two files, each the other's translation.
+  """Returns the lines of a text and of its translation.
 
   An empty line beside one that is not stays; a warning tells of it.
 
   Args:
     source: path of a file that `text_files.read` reads.
-    target: the same.
-    fields: of the config that hold the paths, for messages.
+    target: path of such a file with the translation.
+    fields: the config's fields that hold the paths, for messages.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: one is no text, or has no lines, or not as many as the other.
+    ValueError: a file is no text or has no lines, or numbers of lines differ.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   if len(sources) != len(targets):
@@ -177,7 +177,7 @@ def read_tfds(
 
   Args:
     source: 'tfds:<name>'.
-    data_dir: where TFDS keeps its sets.
+    data_dir: the folder where TFDS keeps its sets.
 
   Raises:
     ValueError: the set cannot be read, or has no text.
@@ -222,8 +222,8 @@ def boundaries(lengths: np.ndarray, num_buckets: int) -> list[int]:
   """Returns the greatest length of each bucket but the last, which has none.
 
   Args:
-    lengths: of the pairs to train on, of which each bucket gets as many.
-    num_buckets: at most.
+    lengths: lengths of the pairs to train on; each bucket gets as many.
+    num_buckets: the greatest number of buckets.
   """
   places = np.arange(1, num_buckets) / num_buckets
   cuts = np.quantile(lengths, places, method='lower').astype(int)
@@ -237,7 +237,7 @@ def buckets(
 
   Args:
     pairs: tokens of sources and of targets.
-    cuts: of `boundaries`.
+    cuts: a result of `boundaries`.
 
   Returns:
     For each bucket that has pairs, 'source' int32 [N, S], its end included;
@@ -318,7 +318,7 @@ def dates(
   No day is in two of the parts.
 
   Args:
-    seed: of days and ways to write them.
+    seed: seed of days and ways to write days.
     counts: pairs of each part; together at most `NUM_DAYS`.
   """
   random = np.random.default_rng(seed)

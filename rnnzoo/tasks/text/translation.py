@@ -96,7 +96,7 @@ class ScheduledSeq2Seq(models.Seq2Seq):
   """A model whose teacher forcing depends on the step of training.
 
   Attributes:
-    training_steps: counts them.
+    training_steps: the number of steps in training so far.
   """
 
   def __init__(self, *args, **options):
@@ -115,8 +115,8 @@ class Translation(protocol.Task):
     batch_size: `config.batch_size`.
     metrics: exact match first for dates, BLEU for text.
     label_smoothing: `config.model.label_smoothing`.
-    source_vocabulary: of the lines to train on.
-    target_vocabulary: likewise.
+    source_vocabulary: vocabulary of the source lines to train on.
+    target_vocabulary: vocabulary of the target lines to train on.
     left_out: pairs of lines that are longer than `config.data.max_length`; only
       pairs to train on are ever left out.
   """
@@ -256,8 +256,8 @@ class Translation(protocol.Task):
     """Returns the mean cross entropy of each target, in nats a token.
 
     Args:
-      model: one of `build_model`.
-      examples: of one bucket.
+      model: a model of `build_model`.
+      examples: the examples of one bucket.
       rngs: the source of dropout masks and of the choice between the target's
         own tokens and the model's in training, None in evaluation, which sees
         the target's own.
@@ -289,7 +289,7 @@ class Translation(protocol.Task):
     """Returns the tokens of the translations, int32 [B, output_length].
 
     Args:
-      model: a trained one.
+      model: a trained model.
       inputs: tokens int32 [B, S], as in the splits' 'source'.
     """
     source = jnp.asarray(inputs, jnp.int32)
@@ -302,9 +302,9 @@ class Translation(protocol.Task):
     """Returns a translation for each line.
 
     Args:
-      model: a trained one.
-      lines: `config.data.decode_batch_size` of them are read before the first
-        is translated.
+      model: a trained model.
+      lines: lines to translate; `config.data.decode_batch_size` are read before
+        the first is translated.
     """
     decoder = self._decoder(model, self._data.num_beams)
     lines = iter(lines)
@@ -315,8 +315,8 @@ class Translation(protocol.Task):
   def measure(self, model, split, predictions) -> dict[str, Any]:
     """Returns exact match and, for text, `translation_decoding.bleu`.
 
-    Where `config.data` asks for beams, the same numbers for greedy decoding are
-    there as well.
+    If `config.data` asks for beams, greedy decoding's numbers are there as
+    well.
     """
     del predictions
     sources, targets = self._lines[split]

@@ -35,7 +35,7 @@ class Decoder:
     """Compiles nothing yet.
 
     Args:
-      model: a trained one.
+      model: a trained model.
       decode: (model, source int32 [B, S], lengths int32 [B]) -> targets.
       batch_size: lines of a call, at most.
     """
@@ -60,7 +60,7 @@ class Decoder:
     for start in range(0, len(order), self._batch_size):
       places = order[start : start + self._batch_size]
       rows = [[*lines[place], decoding.END] for place in places]
-      # Batches have few sizes, for the same reason.
+      # Batches have few sizes, so that few programs are compiled.
       size = min(1 << (len(rows) - 1).bit_length(), self._batch_size)
       rows += [[decoding.END]] * (size - len(rows))
       width = -(-max(map(len, rows)) // _WIDTH) * _WIDTH
@@ -78,7 +78,7 @@ def attention_weights(
   """Returns the weights of one pair, [target and end, source and end].
 
   Args:
-    model: one with attention.
+    model: a model with attention.
     source: tokens without an end.
     target: tokens without start and end.
   """
@@ -108,14 +108,14 @@ def bleu(
 ) -> dict[str, float | str]:
   """Returns BLEU in two ways, 0 to 100, and sacrebleu's signature of each.
 
-  'bleu' is over the words of the vocabulary, '<unk>' among those of a
-  translation; 'sacrebleu' is over lines, by sacrebleu's default but for the
-  case. Both are in the vocabulary's case, and in NFC.
+  'bleu' is over the words of the vocabulary, with '<unk>' in translations;
+  'sacrebleu' is over lines, by sacrebleu's default but for the case. Both are
+  in the vocabulary's case, and in NFC.
 
   Args:
     found: tokens of each translation.
     references: the lines that they are compared with.
-    vocabulary: of the target.
+    vocabulary: the target's vocabulary.
   """
   import sacrebleu  # Slow to import, and needed once, at the end.
 

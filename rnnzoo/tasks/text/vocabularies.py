@@ -13,8 +13,8 @@ from rnnzoo.models import decoding
 _WORD = r"'\w+|\w+|[^\w\s]"
 KINDS = ('words', 'characters', 'subwords')
 _SPECIAL = ('<pad>', '<s>', '</s>', '<unk>')
-# Where a line begins or words have, as a rule, no space between them; the
-# newline is the place.
+# Places where a line begins or words have, as a rule, no space between them;
+# the newline is the place.
 _CLOSE = re.compile(r"^ \n|\n[,.;:!?)'\]]|[([]\n|\w\n- \w|\w -\n\w")
 # The first letter of a token of words that departs from this rule. It is no
 # letter of a word, so no other token has it before more letters.
@@ -27,7 +27,7 @@ class Vocabulary:
 
   Attributes:
     tokenizer: a `tokenizers.Tokenizer`.
-    kind: one of `KINDS`.
+    kind: a name in `KINDS`.
     lowercase: whether case is dropped.
   """
 
@@ -145,10 +145,10 @@ def make_vocabulary(
   """Returns the vocabulary of a text; the first tokens are `decoding`'s.
 
   Args:
-    lines: the text.
+    lines: the lines of the text.
     kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
     lowercase: whether case is dropped.
-    min_count: how often a token must be in the text.
+    min_count: the least count of a token in the text.
     size: the greatest number of tokens; the most frequent are kept.
 
   Raises:
@@ -216,8 +216,8 @@ def _alphabet(lines: Iterable[str], min_count: int, size: int) -> list[str]:
   `BpeTrainer` alone keeps all characters, however many and however rare.
 
   Args:
-    lines: normalised.
-    min_count: how often a character must be in the lines.
+    lines: the normalised lines.
+    min_count: the least count of a character in the lines.
     size: the greatest number of characters.
   """
   counts: collections.Counter[str] = collections.Counter()
