@@ -41,8 +41,8 @@ def differentiable(
   Args:
     forward: (static, operands) -> (results, residuals). All results are
       floating-point.
-    tangent: (static, residuals, tangents) -> tangents of the results. Those it
-      is given are a tree like `operands` with None for a tangent that is zero.
+    tangent: (static, residuals, tangents) -> tangents of the results. The
+      argument is a tree like `operands` with None for a tangent that is zero.
       It may raise NotImplementedError: then there is no forward mode.
     adjoint: (static, residuals, cotangents of the results) -> cotangents, a
       tree like `operands` with None for arrays that are not floating-point.
@@ -162,9 +162,9 @@ class _LinearMap:
   """The derivative of a function at some residuals, over flat arrays.
 
   Attributes:
-    tangent: as for `differentiable`.
-    adjoint: likewise.
-    static: likewise.
+    tangent: pushes tangents forward, as `differentiable` takes it.
+    adjoint: pulls cotangents back, as `differentiable` takes it.
+    static: the function's static argument.
     operands: structure of the operands.
     residuals: structure of the residuals.
     results: structure of the results.
@@ -205,7 +205,7 @@ class _Batched:
     one: the map of a row.
     axes: where each residual has its rows, None for one that all rows share.
     size: number of rows.
-    spmd_axis_name: as for `jax.vmap`.
+    spmd_axis_name: mesh axes of the rows, as `jax.vmap` takes them.
   """
 
   one: Any

@@ -69,7 +69,7 @@ class Projection(abc.ABC):
     """Returns the input gates."""
 
   def joint(self) -> 'Projection':
-    """Returns the same map, with one product for all gates where it can."""
+    """Returns this map with one product for all gates, where it can."""
     return self
 
   def without_bias(self, weights: Any) -> tuple[Any, Array | None]:
@@ -170,5 +170,5 @@ class Coefficients:
     return tuple(jnp.broadcast_to(c, x_gates[0].shape) for c in coefficients)
 
   def without_bias(self, weights: Any) -> tuple[Any, None]:
-    """As for `Projection`; coefficients have no bias."""
+    """Returns weights and None; coefficients have no bias."""
     return weights, None

@@ -27,7 +27,7 @@ class Plan:
     project: maps (weights, x [T, B, ...]) to x_gates, each [T, B, F].
     call: static options.
     chunk: number of steps for which input gates exist at once.
-    adjoint_chunk: likewise, in the backward pass.
+    adjoint_chunk: number of such steps in the backward pass.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
     joint: both passes take the sequence whole, and gates are stored and
@@ -62,7 +62,7 @@ class Saved(NamedTuple):
 
 
 class Linearization(NamedTuple):
-  """Where the steps of a chunk are linearised.
+  """The points at which the steps of a chunk are linearised.
 
   Attributes:
     x_gates: each [T, B, F].
@@ -79,7 +79,7 @@ class Linearization(NamedTuple):
   mask: Array | None
 
 
-# (body, init, xs, linearization, reverse=) -> (final, ys), as for `lax.scan`.
+# (body, init, xs, linearization, reverse=) -> (final, ys), as in `lax.scan`.
 Loop = Callable[..., tuple[Any, Any]]
 
 
@@ -108,7 +108,7 @@ def step(
     x_gates: each [..., F].
     carry: before the step, each [..., F].
     clip: `recurrent_gradient_clip` of plain autodiff through this function.
-    stop: `stop_recurrent_gradient`, likewise.
+    stop: `stop_recurrent_gradient` of plain autodiff through this function.
   """
   h_gates = multiply(
       cell, params, kernels, x_gates, carry, clip=clip, stop=stop
@@ -128,7 +128,7 @@ def multiply(
     clip: float | None = None,
     stop: bool = False,
 ) -> Gates:
-  """Returns the recurrent gates, each [..., F]; arguments as for `step`."""
+  """Returns the recurrent gates, each [..., F]; arguments as in `step`."""
   if not kernels:
     return ()
 
@@ -229,7 +229,7 @@ def previous(carries, in_chunk, carry, index, reverse) -> Carry:
 
 
 def shifted(init: Carry, carries: Carry, reverse: bool) -> Carry:
-  """Returns the carries before all steps, of those after them."""
+  """Returns the carries before all steps, given the carries after them."""
 
   def one(x0, x):
     order = (x[1:], x0[None]) if reverse else (x0[None], x[:-1])
