@@ -1,4 +1,4 @@
-"""The same layers as flax.linen modules.
+"""The layers of rnnzoo as flax.linen modules.
 
 >>> import jax, jax.numpy as jnp
 >>> from rnnzoo import linen
@@ -10,10 +10,10 @@
 >>> y.shape
 (2, 5, 8)
 
-Methods, arguments and parameters are those of the layers in `rnnzoo`, without
-`rngs`, which linen passes itself. `in_features` may be left out: it is that of
-the first input. `nn.remat(linen.GRU)(features=8)` and the other transforms of
-linen work.
+Methods, arguments and parameters are as in the layers of `rnnzoo`, without
+`rngs`, which linen passes itself. `in_features` may be left out: the first
+input sets it. `nn.remat(linen.GRU)(features=8)` and linen's other transforms
+work.
 
 Names of parameters are str, as linen has them: the level that is layers[0] of
 an `rnnzoo.Stack` is params['layers']['0'] here. `nnx.restore_int_paths(params)`
@@ -155,7 +155,7 @@ def _named(tree: Any, stored: Any) -> Any:
 
   Args:
     tree: the variables.
-    stored: those that they replace, whose numbers stay numbers; linen would
+    stored: variables to replace, whose numbers stay numbers; linen would
       keep them beside the new names.
   """
   if not isinstance(tree, Mapping):
@@ -185,7 +185,7 @@ class SequenceModule(linen.Module):
     Args:
       x: [..., time, in_features].
       nnx_method: name of another method to call instead.
-      **options: those of the layer's call: initial_carry, reset and so on.
+      **options: options of the layer's call: initial_carry, reset and so on.
     """
     return self._run(nnx_method, x, **options)
 
@@ -378,8 +378,8 @@ class ScannedRNN(linen.Module):
 
       from rnnzoo.linen import ScannedRNN
 
-  in place of that class is the whole port. Arguments, carry and resets are
-  those of `rnnzoo.ScannedRNN`; features are those of the carry.
+  in place of that class is the whole port. Arguments, carry and resets are as
+  in `rnnzoo.ScannedRNN`; the carry sets the features.
 
   >>> import jax, jax.numpy as jnp
   >>> from rnnzoo.linen import ScannedRNN

@@ -1,6 +1,6 @@
 """Checks of the settings of a layer: sizes, flags, names, numbers with bounds.
 
-`checks.py` has those of arrays and their dtypes.
+`checks.py` has the checks of arrays and their dtypes.
 `warn` names the caller's line.
 """
 
@@ -73,8 +73,8 @@ def within(
     value: the caller's.
     label: the argument's name.
     above: a bound that the number is greater than.
-    least: a bound that the number may be equal to.
-    most: likewise.
+    least: a lower bound that the number may be equal to.
+    most: an upper bound that the number may be equal to.
   """
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if (
@@ -134,7 +134,7 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
   """Returns one name of a mesh axis, several, or none, as a tuple.
 
   Args:
-    value: a name, a sequence of them, or None.
+    value: a name, a sequence of names, or None.
     label: the argument's name.
   """
   if value is None:
@@ -262,7 +262,7 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
   """Raises TypeError for an option of `RecurrentLayer` that a layer sets.
 
   Args:
-    options: those that the layer passes on, by name.
+    options: options that the layer passes on, by name.
     layer: the layer's name.
     *names: of options that it sets itself.
   """

@@ -212,7 +212,7 @@ def make_norm(norm: str, features: int, **options) -> nnx.Module:
 class CausalConvolution(nnx.Module):
   """y_t = b + Σ_k K_k (.) x_{t-width+1+k}: each feature by itself.
 
-  The inputs before the first step are those of a window, the last width - 1
+  A window holds the inputs before the first step, the last width - 1
   inputs. A reset empties it; a masked step is passed over, as if the sequence
   did not have it.
 

@@ -77,8 +77,8 @@ class AdditiveAttention(nnx.Module):
       query_features: F.
       value_features: C.
       features: A.
-      dtype: to compute in; None for that of the parameters.
-      rngs: `nnx.Rngs` that they are drawn from.
+      dtype: dtype to compute in; None for the parameters' dtype.
+      rngs: `nnx.Rngs` that parameters are drawn from.
     """
     self.query = nnx.Linear(query_features, features, dtype=dtype, rngs=rngs)
     self.key = nnx.Linear(
@@ -113,8 +113,8 @@ class Memory(NamedTuple):
 
   Attributes:
     context: [B, C], the encoder's last output.
-    keys: [B, S, A], compared with a query; None without attention, as
-      the others.
+    keys: [B, S, A], compared with a query; without attention None, as
+      `values` and `valid`.
     values: the encoder's outputs [B, S, C].
     valid: bool [B, S], false in padding.
   """
@@ -159,7 +159,7 @@ class Seq2Seq(nnx.Module):
 
   Attributes:
     source_embedding: a vector for each token of the source.
-    target_embedding: the same for the target.
+    target_embedding: a vector for each token of the target.
     encoder: the layer over the source.
     decoder: the layer over the target.
     attention: only with attention.
@@ -182,17 +182,17 @@ class Seq2Seq(nnx.Module):
     """Creates the parameters that the layers do not have.
 
     Args:
-      encoder: a layer, a stack, or a `Bidirectional`; its `in_features` are
-        those of the source's embedding.
-      decoder: a layer or a stack that runs forwards; its `in_features` are
-        those of the target's embedding and the encoder's `out_features`
+      encoder: a layer, a stack, or a `Bidirectional`; its `in_features` equal
+        the size of the source's embedding.
+      decoder: a layer or a stack that runs forwards; its `in_features` equal
+        the size of the target's embedding and the encoder's `out_features`
         together.
       num_source_tokens: V of the source.
       num_target_tokens: V of the target.
       attention_features: A; None for no attention.
       dropout_rate: share of the embeddings' entries that training drops.
-      dtype: to compute in outside of the layers; None for that of the
-        parameters.
+      dtype: dtype to compute in outside of the layers; None for the
+        parameters' dtype.
       rngs: `nnx.Rngs` that parameters are drawn from.
 
     Raises:
@@ -395,7 +395,7 @@ class Seq2Seq(nnx.Module):
   ) -> Array:
     """Returns logits [B, T, V] after each token of the targets.
 
-    The arguments and errors are those of `encode` and `unroll`.
+    The arguments and errors are as in `encode` and `unroll`.
     """
     memory = self.encode(source, source_lengths, rngs)
     return self.unroll(
@@ -458,9 +458,9 @@ class Seq2Seq(nnx.Module):
     """Raises ValueError unless `encode` returned it, for such a batch.
 
     Args:
-      memory: the caller's.
-      batch_shape: that of tokens beside it, or None.
-      name: of these tokens.
+      memory: the caller's memory.
+      batch_shape: batch shape of tokens beside it, or None.
+      name: name of these tokens.
     """
     is_memory = isinstance(memory, Memory)
     given = memory if is_memory else (None,) * 4
@@ -539,7 +539,7 @@ class Seq2Seq(nnx.Module):
 
 
 def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
-  """Returns a layer's carry, or that of all layers of a stack, with that h."""
+  """Returns a carry of a layer, or of all layers of a stack, with that h."""
   is_dense = isinstance(layer, dense_stack.DenseStack)
   if isinstance(layer, stack.Stack) and not is_dense:
     return tuple(

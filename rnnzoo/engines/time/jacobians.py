@@ -187,7 +187,7 @@ class _Step:
     """Returns the tangents of the second stage's operand.
 
     Args:
-      rows: numbers of gates, as `new` takes them; the last gate's has no effect.
+      rows: rows of gates, as `new` takes them; the last gate's has no effect.
     """
     params, x_gates = self._given
 
