@@ -23,7 +23,7 @@ _BETWEEN = frozenset({'rnnzoo', 'pallas_kernels', 'jax', 'flax', 'contextlib'})
 
 def warn(message: str) -> None:
   """Warns at the caller's line: the first outside of rnnzoo, JAX and flax."""
-  # From Python 3.12 on, `skip_file_prefixes` does this.
+  # Since Python 3.12, `skip_file_prefixes` does this.
   frame, level = inspect.currentframe(), 0
   while frame and frame.f_globals.get('__name__', '').split('.')[0] in _BETWEEN:
     frame, level = frame.f_back, level + 1

@@ -107,7 +107,7 @@ class Cta:
     shape: sizes.
     reverse: whether the kernel's loop runs from the last time to the first.
     call: options of the run. With `both_directions` the loop of half of the
-      heads runs the other way: the second half, or the first with `reverse`.
+      heads runs backwards: the second half, or the first with `reverse`.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
 
   Attributes:

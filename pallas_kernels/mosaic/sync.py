@@ -80,7 +80,7 @@ def send(
   """Stores 16 bytes in another CTA's shared memory, counted by its mbarrier.
 
   Args:
-    ref: shared memory, which the other CTA has at the same address.
+    ref: shared memory, at one address in both CTAs.
     offset: the place in bytes.
     words: four int32 [128].
     signals: mbarriers in shared memory.

@@ -152,7 +152,7 @@ def pad_to_tiles(features: int, small: Any) -> Any:
   return jax.tree.map(lambda x: pad_features(x, padded), small)
 
 
-# Blocks of time in device memory, and whose warpgroup copies what.
+# Blocks of time in device memory, and the warpgroups that copy them.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,12 +116,12 @@ def types(config: blocks.Config) -> list:
 
 # Hand-off of a linear recurrence between the CTAs of one sequence.
 #
-# Where batch and features alone do not fill the device, several CTAs share a
+# If batch and features alone do not fill the device, several CTAs share a
 # sequence. Each wave of blocks is dealt to them, one block each; the blocks of
 # one CTA are a segment. A block amounts to one affine map h -> A h + B. A CTA
 # composes the map of its block some waves before the recurrence gets there, and
 # publishes it in a mailbox. When its turn comes it polls the maps of all
-# segments of the wave, and applies those before its own to h. So polling takes
+# segments of the wave, and applies the earlier maps to h. So polling takes
 # no time unless another CTA is behind, and inputs are read from device memory
 # once.
 

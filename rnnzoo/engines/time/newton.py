@@ -50,7 +50,7 @@ Carry = cell_lib.Carry
 # more; one of `_LARGE` is where it falls no further and does no harm.
 _SMALL, _LARGE = 4, 64
 
-# From this iteration on, each runs the parts twice as often as the one before
+# Starting here, each iteration runs the parts twice as often as the one before
 # it, up to `_MOST_RUNS`.
 _LATE, _MOST_RUNS = 1, 8
 
