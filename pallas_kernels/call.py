@@ -26,9 +26,9 @@ class Call:
     out_dtype: dtype of these arrays; None for the engine's own choice.
     recurrent_gradient_clip: bound of the cotangent that comes back through each
       product with the recurrent kernel; None for none.
-    zero_not_finite: before it is bounded, a NaN or an infinity in that
-      cotangent becomes zero.
-    stop_recurrent_gradient: that cotangent is zero.
+    zero_not_finite: turn a NaN or an infinity in that cotangent into zero,
+      before it is bounded.
+    stop_recurrent_gradient: make that cotangent zero.
     cast_kernel: the recurrent kernel, in float32, is cast to the dtype of the
       inputs, and its gradient is not: gradients of several runs can be summed.
     keep_gates: the gates W x, and the part of R h that kernels in tiles write,

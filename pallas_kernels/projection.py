@@ -145,7 +145,7 @@ def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any, Any]:
   """`form` in a backward pass.
 
   Args:
-    gates: as they were kept.
+    gates: gates as they were kept.
     cotangents: cotangents of the results. The products wait for them: else XLA
       would find the products in the forward pass too, and keep their results.
 

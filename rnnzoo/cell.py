@@ -59,8 +59,8 @@ class Cell(abc.ABC):
     input_gates: number of arrays in `x_gates`.
     recurrent_gates: number of arrays in `h_gates`; 0 where the gates do not see
       the memory.
-    carry_names: of the arrays passed from step to step. The first is h, the
-      output, which the recurrent kernel multiplies.
+    carry_names: names of the arrays passed from step to step. The first is h,
+      the output, which the recurrent kernel multiplies.
     param_names: the names in `params`, the cell's own parameters.
     carry_type: a NamedTuple with `carry_names` as fields, which type checkers
       and editors then know; None for one made of `carry_names`.
@@ -102,8 +102,8 @@ class Cell(abc.ABC):
     Args:
       params: the cell's own parameters, each [..., F].
       x_gates: input gates of all steps, each [T, B, F].
-      h_gates: of an earlier guess, at first of zeros, each [T, B, F].
-      carry: before all steps, by that guess, each [T, B, F].
+      h_gates: gates of an earlier guess, at first of zeros, each [T, B, F].
+      carry: carry before all steps, by that guess, each [T, B, F].
       diagonal: the recurrent kernel, [G, F], where it is diagonal; else None.
       solve: (start, a, b, low, high) -> s before all steps, and after them, for
         s' = clip(a s + b, low, high); `start` maps a carry to the s that it
@@ -244,7 +244,7 @@ def _made(name: str, fields: tuple[str, ...]) -> Any:
   """Returns the class of a cell that has none of its own.
 
   Args:
-    name: of the class.
+    name: name of the class.
     fields: `Cell.carry_names`; one that is no name in Python is a number.
   """
   named: Any = collections.namedtuple  # Not with names that vary, says mypy.

@@ -248,7 +248,7 @@ def _make(
     layer_class: its class.
     options: arguments of its constructor.
     made: the module that has the variables.
-    rngs: that parameters are drawn from, if linen has none yet.
+    rngs: streams that parameters are drawn from, if linen has none yet.
     x: the input whose width is in_features; None where that was given.
   """
   if made.is_initializing():
@@ -279,9 +279,9 @@ def _check_width(layer_class, options, layer, wanted, x: Array) -> None:
   """Raises ValueError for variables that inputs of another width made.
 
   Args:
-    layer_class: of the layer.
-    options: of its constructor, with the width of x as in_features.
-    layer: with these.
+    layer_class: class of the layer.
+    options: options of its constructor, with the width of x as in_features.
+    layer: layer of this class with these options.
     wanted: the shapes of linen's parameters by path.
     x: the input.
   """
@@ -402,7 +402,7 @@ class ScannedRNN(linen.Module):
     """Runs the layer over a part of a rollout.
 
     Args:
-      carry: as `initialize_carry` or the last call returned it.
+      carry: result of `initialize_carry` or the last call.
       x: the pair (ins, resets) of arrays [time, batch, in_features] and
         [time, batch]; any number of batch axes. Resets may be bool, or numbers
         of any dtype, of which 0 alone means no reset.

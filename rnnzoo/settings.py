@@ -156,7 +156,7 @@ def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
   """Raises ValueError for a forget_bias of a layer without biases.
 
   Args:
-    forget_bias: as the layer was given it.
+    forget_bias: value that the layer was given.
     options: the layer's other options.
   """
   if forget_bias and not options.get('use_bias', True):
@@ -264,7 +264,7 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
   Args:
     options: options that the layer passes on, by name.
     layer: the layer's name.
-    *names: of options that it sets itself.
+    *names: names of options that it sets itself.
   """
   for name in names:
     if name in options:
@@ -305,8 +305,8 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
   """Raises ValueError unless the features can be divided into heads.
 
   Args:
-    features: as a layer was given it.
-    num_heads: as a layer was given it.
+    features: value that a layer was given.
+    num_heads: value that a layer was given.
     has_kernel: whether there is a recurrent kernel to divide.
   """
   positive(features, 'features')
@@ -365,8 +365,8 @@ def require(part: str, extra: str, packages: Sequence[str]) -> None:
   """Raises ModuleNotFoundError unless packages of an extra are installed.
 
   Args:
-    part: of the library, as 'rnnzoo.training'.
-    extra: of pyproject.toml, which has the packages.
+    part: part of the library, as 'rnnzoo.training'.
+    extra: extra of pyproject.toml, which has the packages.
     packages: their names as they are imported.
   """
   missing = [name for name in packages if not importlib.util.find_spec(name)]

@@ -195,7 +195,7 @@ class Smem(NamedTuple):
   Attributes:
     ring: ring buffer of the inputs.
     staging: staging of the outputs.
-    products: one for each product of a step.
+    products: memory of each product of a step.
     again: the matrix of the product R h that the adjoint multiplies again, or
       None.
   """

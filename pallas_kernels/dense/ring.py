@@ -383,7 +383,7 @@ class Staging:
 
     Args:
       step: the step.
-      arrays: for each stream, an array a gate.
+      arrays: arrays of each stream, an array a gate.
 
     Returns:
       A function to call after the next barrier of the CTA. It loads chunks of

@@ -114,7 +114,7 @@ class Cta:
     row0: first row of the batch.
     head: head.
     part_of_heads: the direction or the level that the head belongs to.
-    reverse: as given, or int32 with `both_directions`.
+    reverse: flag as given, or int32 with `both_directions`.
     rank: CTA of the cluster.
     unit0: first unit of the head.
     thread: this thread.

@@ -27,7 +27,7 @@ class Environment:
   """Values of a jaxpr's variables, filled in as equations are evaluated.
 
   Args:
-    rule: for each equation.
+    rule: evaluates an equation.
     literal: maps a literal in the jaxpr to its value.
   """
 
@@ -64,7 +64,7 @@ def interpret(
     jaxpr: an open jaxpr.
     consts: values of its constants.
     args: values of its arguments.
-    rule: for each equation.
+    rule: evaluates an equation.
     literal: maps a literal in the jaxpr to its value.
   """
   environment = Environment(rule, literal)

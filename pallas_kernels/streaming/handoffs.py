@@ -136,7 +136,7 @@ class MapRing(mailbox.MailboxRing):
   waves later, so its writer empties it then.
 
   Args:
-    walk: over time.
+    walk: walk over time.
     ref: an array in device memory, of `MapRing.shape`.
   """
 
@@ -214,8 +214,8 @@ def handoff(
     inputs: ring buffers of this warpgroup's blocks.
     find: wave -> the map of each step in this warpgroup's block, once its
       inputs are there.
-    scratch: for warpgroups, as `types` lists it.
-    mailboxes: for CTAs, as `mailboxes` lists them.
+    scratch: memory of warpgroups, as `types` lists it.
+    mailboxes: mailboxes of CTAs, as `mailboxes` lists them.
   """
   config = inputs.walk.config
   if config.segments > 1:

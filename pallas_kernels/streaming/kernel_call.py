@@ -89,8 +89,8 @@ class Operands(NamedTuple):
     theta: per-feature parameters, [plan.params, Fp], with Fp the padded
       features.
     arrays: inputs, each [B, T, F] or [B, T, G, F].
-    carries: for the adjoint, all arrays of the carry after every step, each
-      [B, T, F].
+    carries: all arrays of the carry after every step, each [B, T, F], for the
+      adjoint.
     carry: carry before the first step, [B, Fp] if linear, else [S, B, Fp].
     restart: the carry after a reset, of `carry`'s shape.
     flags: int32 [B, T], bits RESET and HOLD.
@@ -150,7 +150,7 @@ class Loop:
     counts: how many are arrays of `ins`, arrays of `outs` and other outputs.
 
   Attributes:
-    walk: over time.
+    walk: walk over time.
     inputs: ring buffers of `ins`.
     others: references to all further outputs.
     scratch: further scratch.
@@ -181,7 +181,7 @@ class Loop:
 
     Args:
       wave: (index, state) -> (state, rows of `outs`).
-      state: before the first wave.
+      state: state before the first wave.
     """
 
     def whole(k, state):
@@ -212,8 +212,8 @@ def run(
     body: takes a `Loop` and references to theta, carry and restart, and to the
       cotangent of the last carry.
     operands: arrays that the kernel reads.
-    cotangents: of the adjoint, which runs against the order of the recurrence;
-      None for the forward kernel.
+    cotangents: cotangents of the adjoint, which runs against the order of the
+      recurrence; None for the forward kernel.
     ins: streams that are read.
     outs: streams that are written; of the adjoint the cotangents of inputs.
     others: types of all further outputs.
@@ -314,7 +314,7 @@ class BlockFlags:
   """The flags of a block's steps; steps beyond the sequence are held.
 
   Args:
-    walk: over time.
+    walk: walk over time.
     ref: the result of `pack`, in device memory, or None without flags.
     wave: the block's wave.
   """
@@ -352,9 +352,9 @@ class BlockFlags:
     """Returns the result of one of two functions, by whether a flag is set.
 
     Args:
-      with_flags: is right for any flags.
-      without: is right where no flag of the block is set, and returns arrays of
-        equal types.
+      with_flags: function that is right for any flags.
+      without: function that is right where no flag of the block is set; it
+        returns arrays of equal types.
     """
     if not self._words:
       return with_flags()

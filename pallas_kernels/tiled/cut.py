@@ -29,7 +29,7 @@ class Config:
     groups: number of groups of 32 units of a tile.
     stages: slots of the ring buffer for slices of products.
     ahead: whether a part is read while the part before it is computed.
-    ctas: on the device at once.
+    ctas: number of CTAs on the device at once.
   """
 
   warpgroups: int
@@ -127,7 +127,7 @@ class Tile:
     counter: index of its row block, among the row blocks of all heads.
     head: its head.
     row: the first row.
-    block: which tile of the head's units.
+    block: index of the tile among the head's units.
   """
 
   counter: object

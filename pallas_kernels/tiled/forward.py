@@ -85,11 +85,11 @@ class Outputs(NamedTuple):
     carries: outputs of all steps, each [B, T, F].
     h: h that every step starts from, 16 bits, [B, T, F]; [2, B, F] for two
       steps in turn unless it is saved.
-    others: if saved, further arrays that every step starts from, float32
+    others: further arrays that every step starts from, if saved, float32
       [B, T, F].
-    gates: if saved, R h of every step, and x added to those gates that are
-      sums, in `Plan.kept_dtype`, [B, T, G' F].
-    alone: if saved and multiplied here, inputs in no sum, [B, T, K F].
+    gates: R h of every step, if saved, with x added to gates that are sums,
+      in `Plan.kept_dtype`, [B, T, G' F].
+    alone: inputs in no sum, if saved and multiplied here, [B, T, K F].
     last: float32 [S, B, F].
     state: the carry that a step starts from, float32 [S, B, F]; None where it
       stays in registers.

@@ -170,7 +170,7 @@ class Place:
       tile: the tile.
       warpgroup: number of this warpgroup.
       group: number of the group of units.
-      half: which of a thread's two rows.
+      half: index of one of a thread's two rows.
     """
     thread = ptx.thread()
     warp, lane = thread >> 5, thread & 31

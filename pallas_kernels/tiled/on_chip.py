@@ -301,7 +301,7 @@ class Part:
   Attributes:
     place: its place.
     row: a row of the tile, int32 [128].
-    index: which part of the row, int32 [128].
+    index: index of the part of the row, int32 [128].
   """
 
   place: fragments.Place

@@ -272,7 +272,7 @@ def forget_bias(
   """Returns the initialiser of the forget gate's bias, or raises ValueError.
 
   Args:
-    num_heads: as in `SLSTM`, and so is all else.
+    num_heads: heads as in `SLSTM`, and so is all else.
     block_index: l, this layer's place among the network's blocks, from 0.
     num_blocks: L, the number of blocks.
   """

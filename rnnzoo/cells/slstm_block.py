@@ -97,7 +97,7 @@ class SLSTMBlock(rows.RowLayer):
       mlp_features: width of the gated MLP; None for xLSTM's, 1.3 features
         rounded up to a multiple of 64; 0 for none.
       mlp_activation: 'gelu' or 'silu', of the MLP's gate.
-      block_index: as in `SLSTM`, and so are the next three.
+      block_index: index as in `SLSTM`, and so are the next three.
       num_blocks: the network's number of blocks.
       max_forget: upper bound of f̃, or None.
       min_normalizer: lower bound of n.

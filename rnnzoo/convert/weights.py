@@ -314,7 +314,7 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
   """Returns a layer's weights, or raises ValueError if it has others, too.
 
   Args:
-    layer: one for which `check_layer` was called.
+    layer: layer for which `check_layer` was called.
     library: its name, for errors.
   """
   if layer.learned_carry:

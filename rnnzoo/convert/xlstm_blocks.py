@@ -26,7 +26,7 @@ def take_cell(
 
   Args:
     entries: the state dict.
-    start: of the names of an `sLSTMLayer`.
+    start: start of the names of an `sLSTMLayer`.
     heads: number of heads.
     layer: the layer that gets them.
 

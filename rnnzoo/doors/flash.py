@@ -400,9 +400,9 @@ def _sized(
   """Returns the array if it has the shape, or raises ValueError.
 
   Args:
-    array: with its axes in the wanted order.
+    array: array with its axes in the wanted order.
     shape: the one it must have.
-    name: of the argument.
+    name: name of the argument.
     axes: the wanted order.
     given: the caller's.
   """

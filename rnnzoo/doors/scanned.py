@@ -88,11 +88,11 @@ class ScannedRNN(nnx.Module):
     """Runs the layer over a part of a rollout.
 
     Args:
-      carry: as `initialize_carry` or the last call returned it.
+      carry: result of `initialize_carry` or the last call.
       x: the pair (ins, resets) of arrays [time, batch, in_features] and
         [time, batch]; any number of batch axes. Resets may be bool, or numbers
         of any dtype, of which 0 alone means no reset.
-      rngs: for dropout in a `Stack` inside; None for no dropout.
+      rngs: streams for dropout in a `Stack` inside; None for no dropout.
 
     Returns:
       The carry after the last step, and the outputs [time, batch, features].

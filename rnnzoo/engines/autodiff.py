@@ -114,7 +114,7 @@ def pushforward(
   """`jax.jvp` with None for tangents that are zero.
 
   Args:
-    function: of floating-point arrays.
+    function: function of floating-point arrays.
     primals: trees of arrays, its arguments.
     tangents: trees like `primals`, with None for an array, or for a part of a
       tree, that does not move.
@@ -168,7 +168,7 @@ class _LinearMap:
     operands: structure of the operands.
     residuals: structure of the residuals.
     results: structure of the results.
-    moves: which leaves of the operands are inputs of the map.
+    moves: flags of the operands' leaves that are inputs of the map.
   """
 
   tangent: Callable[[Any, Any, Any], Any]
@@ -203,7 +203,7 @@ class _Batched:
 
   Attributes:
     one: the map of a row.
-    axes: where each residual has its rows, None for one that all rows share.
+    axes: axis of each residual's rows, None for one that all rows share.
     size: number of rows.
     spmd_axis_name: mesh axes of the rows, as `jax.vmap` takes them.
   """

@@ -31,8 +31,8 @@ class Operands(NamedTuple):
     weights: the projection's parameters.
     x: inputs of the projection, [B, T, ...].
     recurrent_kernel: R, [G, N, D, D], or None.
-    carry: before the first step, each [B, F]; None for zeros.
-    restart: before a step whose `reset` is true, each [B, F]; None for zeros.
+    carry: carry before the first step, each [B, F]; None for zeros.
+    restart: carry before steps whose `reset` is true, [B, F]; None for zeros.
     reset: bool [B, T] or None; applies before the step.
     mask: bool [B, T] or None; where false, the carry is held.
   """

@@ -37,7 +37,7 @@ class Choice:
   Attributes:
     path: its name.
     cell: the cell's class, or 'linear_scan'.
-    shape: of the inputs on a device.
+    shape: shape of the inputs on a device.
     passed_over: names of paths that could not run, each with the reason.
     over: pairs of 'batch', 'time', 'heads' or 'features', and the mesh axes
       that they are over. Axes that are whole on each device are left out, and
@@ -132,12 +132,12 @@ class Run:
   """A recurrence but for its arrays, and the paths it may take.
 
   Attributes:
-    names: of paths, in the order in which they are tried.
+    names: names of paths, in the order in which they are tried.
     paths: functions of (*static, operands), one for each of
       `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
       cannot run. They take settings as well, as `options`.
     static: hashable arguments.
-    label: of the recurrence in notes.
+    label: name of the recurrence in notes.
     has_heads: whether features that are over devices are heads.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
@@ -160,7 +160,7 @@ class Run:
 
     Args:
       operands: the arrays.
-      shape: of the inputs on a device, with which the choice is noted; None
+      shape: shape of the inputs on a device, noted with the choice; None
         notes nothing.
     """
     passed_over: list[tuple[str, str]] = []
@@ -194,8 +194,8 @@ class Run:
     """Returns a path as a function of the operands.
 
     Args:
-      name: of the path.
-      rest: those left to try; where the path is a kernel, they run in programs
+      name: name of the path.
+      rest: paths left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
     path = functools.partial(self._path_of(name), *self.static)
@@ -316,7 +316,7 @@ def slower_kernel(
 
   Args:
     cell: the equations.
-    operands: of the recurrence on this device.
+    operands: operands of the recurrence on this device.
     call: its options.
   """
   kernel = operands.recurrent_kernel

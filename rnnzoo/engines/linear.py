@@ -54,8 +54,8 @@ def linear_scan(
     h0: h before the first step, [..., features]; zeros if None.
     reset: bool [..., time]; where true, h restarts from zero before the step.
     reverse: run from the last step to the first.
-    time_axis_name: inside `jax.shard_map`, the mesh axis that time is sharded
-      over, or several axes, major to minor. `a`, `b` and `reset` are then
+    time_axis_name: mesh axis that time is sharded over inside `jax.shard_map`,
+      or several axes, major to minor. `a`, `b` and `reset` are then
       this device's steps, and h0 is before the first of all steps.
     implementation: paths to try, as `unroll` takes them.
 

@@ -53,7 +53,7 @@ def run(
 
   Args:
     cell: the equations.
-    projection: from `operands.x` to the input gates.
+    projection: map from `operands.x` to the input gates.
     operands: the arrays; a carry has the dtype of all state, which is float32
       or wider. Gates that are given may have any batch axes.
     call: static options. `call.out_dtype` is the dtype that the caller will

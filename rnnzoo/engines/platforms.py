@@ -60,8 +60,8 @@ class Functions:
   """The static arguments of `by_platform`, hashable.
 
   Attributes:
-    on_gpu: from a tree of arrays to a tree of floating-point arrays. It has
-      first derivatives in reverse mode. `by_platform` raises its errors.
+    on_gpu: function of a tree of arrays to a tree of floating-point arrays. It
+      has first derivatives in reverse mode. `by_platform` raises its errors.
     elsewhere: another such function, with derivatives of every order. It is
       traced if it is needed; its results are cast to the dtypes of `on_gpu`.
   """
@@ -76,9 +76,9 @@ class _Saved:
   """The arrays that the backward pass reads.
 
   Attributes:
-    operands: of the function.
+    operands: operands of the function.
     residuals: leaves of the kernel's pullback; zeros if no kernel ran.
-    structure: of that pullback.
+    structure: tree structure of that pullback.
   """
 
   operands: Any
@@ -220,10 +220,10 @@ class _Elsewhere:
   """A function of arrays, to be traced later.
 
   Attributes:
-    function: from trees of arrays to a tree.
+    function: function from trees of arrays to a tree.
     arguments: structure of its arguments.
-    types: of the leaves of its result.
-    precision: of matrix products where the function was called.
+    types: types of the leaves of its result.
+    precision: matrix products' precision where the function was called.
   """
 
   function: Callable[..., Any]

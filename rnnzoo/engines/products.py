@@ -264,7 +264,7 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
   """Returns R_g h for every gate g, each [..., F], in h's dtype.
 
   Args:
-    packed: as `pack` returns it, or `pack_step`.
+    packed: kernel as `pack` or `pack_step` returns it.
     h: [..., F].
   """
   if packed.ndim == 4:

@@ -38,8 +38,8 @@ class AssociativeScan:
     tolerance: an error in h and the rest of the carry that is small enough,
       relative to the largest number of a sequence in a window. 0 goes on until
       the residual is rounding. A larger one saves iterations.
-    max_iterations: of a window; where they do not suffice, its steps run one by
-      one.
+    max_iterations: most iterations of a window; if they do not suffice, its
+      steps run one by one.
     jacobian: 'exact' for the derivatives of all heads as matrices, which need
       memory for batch * heads * (S * head_dim)^2 numbers a step, where a carry
       has S arrays; 'diagonal' for a quasi-Newton method with S^2 numbers a

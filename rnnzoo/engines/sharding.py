@@ -56,14 +56,14 @@ class Axes(NamedTuple):
   features or heads, in this order; None where an array has no such axis.
 
   Attributes:
-    flags: of an array of all steps without features, and of a layer's x.
-    gates: of input gates of all steps.
-    steps: of carries of all steps.
-    lengths: of an array with batch axes only.
-    carry: of a carry.
-    parameters: of parameters, [..., F].
-    heads: of a recurrent kernel, [G, N, D, D].
-    whole: of an array that every part needs whole.
+    flags: axes of an array of all steps without features, and of a layer's x.
+    gates: axes of input gates of all steps.
+    steps: axes of carries of all steps.
+    lengths: axes of an array with batch axes only.
+    carry: axes of a carry.
+    parameters: axes of parameters, [..., F].
+    heads: axes of a recurrent kernel, [G, N, D, D].
+    whole: axes of an array that every part needs whole.
   """
 
   flags: Positions
@@ -178,7 +178,7 @@ def choose(
 
   Args:
     split: arrays or trees of arrays.
-    positions: for each of `split`, where its arrays have the independent axes.
+    positions: positions of the independent axes in the arrays of each `split`.
     parts: number of heads, or of features that are independent.
   """
   over: list[Names] = []
@@ -209,7 +209,7 @@ def place(
 
   Args:
     split: arrays or trees of arrays.
-    positions: for each of `split`, where its arrays have the independent axes.
+    positions: positions of the independent axes in the arrays of each `split`.
     over: the mesh axes that these are over.
   """
   sharded = _sharded_array(split)
@@ -237,12 +237,12 @@ def spread(
   warning.
 
   Args:
-    function: of a list like `split`.
+    function: function of a list like `split`.
     split: arrays or trees of arrays, or None.
-    positions: for each of `split`, where its arrays have the independent axes:
+    positions: positions of the independent axes in the arrays of each `split`:
       the axes of `Axes`, or rows alone.
     out_positions: a tree of such positions, a prefix of the results' tree.
-    over: from `choose`.
+    over: mesh axes from `choose`.
   """
   used = {name for names in over for name in names}
   for x in _arrays(split):
@@ -301,9 +301,9 @@ def over_rows(
   """Returns function(arrays), each device with its rows of a `jax.vmap`.
 
   Args:
-    function: of a list like `arrays`; results have rows as their leading axis.
+    function: function of a list like `arrays`; its results lead with rows.
     size: number of rows.
-    axes: where each array has its rows; None where it has none.
+    axes: axis of each array's rows; None where it has none.
     arrays: arrays whose rows may be sharded over an Explicit axis.
   """
   positions = [(axis,) for axis in axes]

@@ -30,7 +30,7 @@ def suits(x: Array, matrix: Array, dtype) -> bool:
   Args:
     x: [B, I].
     matrix: [I, G].
-    dtype: of the sums.
+    dtype: dtype of the sums.
   """
   if jax.default_backend() != 'cpu' or dtype != jnp.float32 or x.ndim != 2:
     return False

@@ -48,7 +48,7 @@ class Message:
   Attributes:
     kind: 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute' or
       'reduce-scatter'.
-    bytes: of its result on a device.
+    bytes: size of its result on a device.
     in_loop: whether it is inside of a loop or branch, and may be sent often.
   """
 
@@ -62,7 +62,7 @@ class DryRun:
   """The plan of a layer's run. `str` of it is the text to read.
 
   Attributes:
-    title: of the text: layer, devices and mesh.
+    title: first line of the text: layer, devices and mesh.
     inputs: type of x, and the shape of a device's part.
     axes: Explicit axes of the mesh, of more than one device.
     choices: the path of every recurrence, from the input up.
@@ -240,7 +240,7 @@ def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
   try:
-    here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
+    here = jax.sharding.get_mesh()  # Set by `jax.set_mesh`: its devices are here.
   except ValueError as error:
     raise ValueError(
         'dryrun traces a program of its own, which it cannot inside of jax.jit,'

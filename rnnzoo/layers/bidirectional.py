@@ -44,9 +44,9 @@ def unroll(
 
   Args:
     first: a layer.
-    second: another layer, which runs the other way.
+    second: a second layer, which runs in the opposite direction.
     x: inputs. They and the arguments below are as in `SequenceLayer.unroll`.
-    initial_carry: one for each layer, or None for its own.
+    initial_carry: a carry for each layer, or None for its own.
     reset: bool [..., time] or None.
     seq_lengths: int [...] or None.
     mask: bool [..., time] or None.

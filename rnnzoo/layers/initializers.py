@@ -166,12 +166,12 @@ def draw(
   before them and are not sharded.
 
   Args:
-    name: of the argument that `init` is.
+    name: name of the argument that `init` is.
     init: one initialiser, or one for each gate.
     next_key: returns a new random key.
     gates: number of gates.
     shape: the argument of an initialiser.
-    dtype: of the parameters.
+    dtype: dtype of the parameters.
     heads: number of heads, each drawn on its own; None for no such axis.
 
   Returns:
@@ -351,7 +351,7 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
   Args:
     params: the state of a model, such as `nnx.state(model, nnx.Param)`.
     rate: the share that is dropped, in [0, 1).
-    key: of the masks.
+    key: key of the masks.
 
   Returns:
     A state with the structure of the argument.

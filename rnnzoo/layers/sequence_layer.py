@@ -85,7 +85,7 @@ class SequenceLayer(nnx.Module):
       reverse: run from the last step to the first; outputs stay in the order
         of x.
       time_major: x, reset, mask and the output have time as the first axis.
-      rngs: for dropout in composed layers; None for no dropout.
+      rngs: streams for dropout in composed layers; None for no dropout.
 
     Returns:
       The carry after the last valid step, and the output
@@ -133,7 +133,7 @@ class SequenceLayer(nnx.Module):
     """Takes one step, for streams and for acting in an environment.
 
     Args:
-      carry: as `initial_carry` or the step before returned it.
+      carry: carry of `initial_carry` or of the step before.
       x: [..., in_features].
       reset: bool [...]; where true, the carry restarts before the step.
 
@@ -162,9 +162,9 @@ def make(
 
   Args:
     factory: a layer class, or a function with its signature.
-    in_features: for the layer.
-    features: for the layer.
-    rngs: for the layer.
+    in_features: size of the layer's input.
+    features: features of the layer.
+    rngs: `nnx.Rngs` of the layer.
     options: other arguments for the layer.
     argument: the name by which the caller was given the factory.
   """

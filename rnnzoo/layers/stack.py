@@ -402,7 +402,7 @@ class Stack(sequence_layer.SequenceLayer):
     """Takes part in `nnx.view`.
 
     Args:
-      deterministic: as the attribute; None leaves it.
+      deterministic: value of the attribute; None leaves it.
     """
     if deterministic is not None:
       self.deterministic = deterministic

@@ -163,8 +163,8 @@ class Seq2Seq(nnx.Module):
     encoder: the layer over the source.
     decoder: the layer over the target.
     attention: only with attention.
-    bridge: from context to the decoder's first h; only where it is needed.
-    head: to logits.
+    bridge: map from context to the decoder's first h, where it is needed.
+    head: map to logits.
   """
 
   def __init__(
@@ -253,7 +253,7 @@ class Seq2Seq(nnx.Module):
     Args:
       source: tokens int [B, S].
       lengths: int [B], valid steps of each; None for all.
-      rngs: for dropout while training; None to evaluate.
+      rngs: streams for dropout while training; None to evaluate.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype.
@@ -292,8 +292,8 @@ class Seq2Seq(nnx.Module):
     """Returns the state after one token of each target, and logits [B, V].
 
     Args:
-      memory: of `encode`.
-      carry: of `initial_carry` or the last step.
+      memory: result of `encode`.
+      carry: result of `initial_carry` or the last step.
       tokens: int [B].
 
     Raises:
@@ -324,12 +324,12 @@ class Seq2Seq(nnx.Module):
     """Returns logits after each token of a target.
 
     Args:
-      memory: of `encode`.
+      memory: result of `encode`.
       tokens: the target's, int [B, T], from the start token on.
       teacher_forcing: the chance that a step sees the target's own token; else
         it sees the one that the model found most likely. The number 1 runs all
         steps at once where there is no attention.
-      rngs: for dropout and these choices while training; None to evaluate.
+      rngs: streams for dropout and choices in training; None to evaluate.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype, choices are to be
@@ -416,9 +416,9 @@ class Seq2Seq(nnx.Module):
     Args:
       source: tokens int [B, S].
       lengths: int [B], valid steps of each; None for all.
-      max_length: where a target ends if it has not before.
-      num_beams: of a beam search; 1 takes the most likely token in every step.
-      length_penalty: of a beam search, see `rnnzoo.models.decoding`.
+      max_length: length at which a target ends if it has not before.
+      num_beams: width of beam search; 1 takes the most likely token each step.
+      length_penalty: exponent for beams, see `rnnzoo.models.decoding`.
     """
     decoding.check(max_length, num_beams, length_penalty)
 

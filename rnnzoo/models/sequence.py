@@ -101,7 +101,7 @@ class SequenceModel(nnx.Module):
         resets beyond it have no effect.
       mask: bool [..., time], true where a step is valid; steps in the middle
         may be missing. A reset at such a step still acts.
-      rngs: for dropout while training; None to evaluate.
+      rngs: streams for dropout while training; None to evaluate.
 
     Returns:
       [..., out_features], of the last valid step, or with `every_step`
@@ -152,7 +152,7 @@ class SequenceModel(nnx.Module):
     """Takes one step: returns the carry after it, and the answer.
 
     Args:
-      carry: of `initial_carry` or the last step.
+      carry: result of `initial_carry` or the last step.
       x: [..., in_features], or tokens, int [...].
       reset: bool [...]; where true, the carries of all layers restart before
         the step.

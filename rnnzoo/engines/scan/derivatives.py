@@ -82,7 +82,7 @@ def pull(pullbacks: Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
   """Pulls a carry's cotangent back through the pointwise part of a step.
 
   Args:
-    pullbacks: of this step.
+    pullbacks: pullbacks of this step.
     d_new: cotangent of the carry after the step.
     d_operand: maps the last recurrent gate's cotangent to the operand's.
 
@@ -112,9 +112,9 @@ def backward(
 
   Args:
     plan: static arguments.
-    saved: from the unroll.
-    cotangents: of the final carry, each [B, F], and of the returned carries,
-      each [T, B, F].
+    saved: arrays saved by the unroll.
+    cotangents: cotangents of the final carry, each [B, F], and of the returned
+      carries, each [T, B, F].
     loop: runs a chunk's steps, which are linear in the cotangent of the carry.
 
   Returns:
@@ -370,8 +370,8 @@ def forward(
 
   Args:
     plan: static arguments.
-    saved: from the unroll.
-    tangents: of the operands; None where one is zero.
+    saved: arrays saved by the unroll.
+    tangents: tangents of the operands; None where one is zero.
     loop: runs a chunk's steps, which are linear in the tangent of the carry.
 
   Returns:

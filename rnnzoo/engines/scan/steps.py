@@ -47,8 +47,8 @@ class Saved(NamedTuple):
   """The arrays that an unroll leaves to its derivatives.
 
   Attributes:
-    operands: of the unroll.
-    carries: after every step, each [T, B, F], or None where `start` is kept.
+    operands: operands of the unroll.
+    carries: carry after every step, [T, B, F], or None where `start` is kept.
     h_gates: recurrent gates of every step, each [T, B, F], or None where they
       are formed again; where `Plan.joint`, one array [T, B, G F].
     start: the carries before every step, after any restart, each [T, B, F], or
@@ -65,8 +65,8 @@ class Linearization(NamedTuple):
   """The points at which the steps of a chunk are linearised.
 
   Attributes:
-    x_gates: each [T, B, F].
-    h_gates: each [T, B, F].
+    x_gates: input gates, each [T, B, F].
+    h_gates: recurrent gates, each [T, B, F].
     start: the carries before the steps, after any restart, each [T, B, F].
     reset: bool [T, B] or None.
     mask: bool [T, B] or None.
@@ -104,9 +104,9 @@ def step(
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as `pack` returns them.
-    x_gates: each [..., F].
-    carry: before the step, each [..., F].
+    kernels: recurrent kernels as `pack` returns them.
+    x_gates: input gates, each [..., F].
+    carry: carry before the step, each [..., F].
     clip: `recurrent_gradient_clip` of plain autodiff through this function.
     stop: `stop_recurrent_gradient` of plain autodiff through this function.
   """
@@ -207,9 +207,9 @@ def previous(carries, in_chunk, carry, index, reverse) -> Carry:
   """Returns the carries before each step of a chunk, each [T, B, F].
 
   Args:
-    carries: after every step of the sequence.
+    carries: carry after every step of the sequence.
     in_chunk: the part of `carries` that belongs to the chunk.
-    carry: before the first step.
+    carry: carry before the first step.
     index: time of the chunk's steps, [T].
     reverse: direction of the recurrence.
   """

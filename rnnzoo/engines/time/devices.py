@@ -63,7 +63,7 @@ def run(
   """Runs this device's part of the steps.
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     read: returns some of this device's steps, in h0's dtype.
     run_from: runs all steps: takes h before the first, [...], and returns its
       results, and h after the last, [...].
@@ -71,7 +71,7 @@ def run(
     time: the number of this device's steps.
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
-    axis: where `read` has time.
+    axis: axis of time in the arrays of `read`.
     end: returns the b of the map of some steps, and a bound of log2 |a|, both
       like h0, faster than they are composed. A second run is a loop then, which
       JAX cannot transpose, and whose results XLA need not copy.
@@ -145,11 +145,11 @@ def _map(
   """Returns the map of a part's steps, (a, b), each [...].
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     read: returns some of the steps.
     time: their number.
     reverse: whether the recurrence runs from the last step to the first.
-    axis: where `read` has time.
+    axis: axis of time in the arrays of `read`.
     first: how many of the last steps are composed at first; all these steps
       count then, even where every finite h is forgotten after.
   """
@@ -199,9 +199,9 @@ def _after(
   """Returns h before a part, given the maps of all.
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     maps: [parts, 2, ...].
-    index: of the part.
+    index: index of the part.
     h0: h before the first of all steps.
     reverse: whether the recurrence runs from the last step to the first.
   """
@@ -299,7 +299,7 @@ def boundary(reset: Array, axis: int, over: Names) -> Array:
 
   Args:
     reset: bool, this device's steps.
-    axis: which axis of `reset` is time.
+    axis: axis of time in `reset`.
     over: the mesh axes that time is over.
   """
   first = lax.slice_in_dim(reset, 0, 1, axis=axis)

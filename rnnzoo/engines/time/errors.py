@@ -140,7 +140,7 @@ def noise(
     cell: the equations.
     params: the cell's own parameters.
     kernels: one or two, as `scan_steps.pack` returns them.
-    x_gates: each [..., F].
+    x_gates: input gates, each [..., F].
     start: the carry before the step, after any restart.
   """
   size = functools.partial(jax.tree.map, jnp.abs)
@@ -204,8 +204,8 @@ class Scales(NamedTuple):
 
   Attributes:
     own: the largest of a head's numbers.
-    step: as of `scales`.
-    so_far: as of `scales_so_far`.
+    step: scales, as `scales` returns them.
+    so_far: scales, as `scales_so_far` returns them.
   """
 
   own: Carry

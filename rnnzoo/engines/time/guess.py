@@ -118,7 +118,7 @@ def _by_parts(
 
   Args:
     problem: the steps.
-    parts: of time.
+    parts: the parts of time.
     guess: the carries that parts end with, each [count, B, F].
 
   Returns:

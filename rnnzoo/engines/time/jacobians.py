@@ -52,9 +52,9 @@ def of_steps(
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as `scan_steps.pack` returns them, in the dtype of the state.
-    x_gates: each [T, B, F].
-    h_gates: each [T, B, F].
+    kernels: R as `scan_steps.pack` returns it, in the dtype of the state.
+    x_gates: input gates, each [T, B, F].
+    h_gates: recurrent gates, each [T, B, F].
     start: the carries before the steps, each [T, B, F].
     exact: whether heads of several features have matrices. A diagonal kernel's
       derivatives are exact anyway.
@@ -88,8 +88,8 @@ def steps_at_once(
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    x_gates: each [T, B, F].
-    carry: each [..., B, F].
+    x_gates: input gates, each [T, B, F].
+    carry: carry, each [..., B, F].
   """
   time = x_gates[0].shape[0]
   at: Any = jax.tree.map(
@@ -110,7 +110,7 @@ def held(
   """Returns the maps with 1 for masked steps, and 0 for steps that restart.
 
   Args:
-    maps: of steps.
+    maps: maps of steps.
     reset: bool [T, B] or None.
     mask: bool [T, B] or None.
   """
@@ -220,8 +220,8 @@ def _pointwise(at: _Step, factors: list[Array]) -> maps_lib.Pointwise:
 
   Args:
     at: the steps.
-    factors: for each stage, factors of its operand in each gate, [G, F];
-      none where nothing passes through the kernels.
+    factors: each stage's factors of its operand in each gate, [G, F]; none
+      where nothing passes through the kernels.
   """
   gates = len(at.h_gates)
   rows = at.unit_rows()[gates:]
@@ -293,7 +293,7 @@ def of_window(
     cell: the equations.
     params: the cell's own parameters.
     kernels: packed recurrent kernels, as in `of_steps`.
-    x_gates: each [T, B, F].
+    x_gates: input gates, each [T, B, F].
     before: the carries before the steps and before any restart, [T, B, F].
     restart: the carry after a restart, [B, F].
     reset: bool [T, B] or None.

@@ -130,9 +130,9 @@ def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:
   """Returns (a, b, low, high) of a step, or None where a guess is none.
 
   Args:
-    cell: of one array.
-    params: with `WEIGHTS`.
-    x_gates: of the step.
+    cell: a cell whose carry is one array.
+    params: parameters, `WEIGHTS` included.
+    x_gates: input gates of the step.
   """
   if not cell.has_exact_guess:
     return None

@@ -74,12 +74,12 @@ class Problem:
   Attributes:
     cell: the equations.
     fold: how time is cut.
-    params: of the cell.
+    params: parameters of the cell.
     gates: without the bias.
-    bias: of the gates, or None.
+    bias: bias of the gates, or None.
     kernel: R.
-    init: before the first step, each [B, F].
-    restart: after a reset, each [B, F].
+    init: carry before the first step, each [B, F].
+    restart: carry after a reset, each [B, F].
     reset: bool, or None.
     mask: bool, or None.
     diagonal: whether R is.
@@ -262,7 +262,7 @@ def small_recurrence(cell: Any, gates: Carry, first: Array) -> Array:
 
   Args:
     cell: the equations.
-    gates: of every part, each [C - 1, B F].
+    gates: gates of every part, each [C - 1, B F].
     first: the carry before, [B F].
 
   Returns:
@@ -302,8 +302,8 @@ class Report(NamedTuple):
   """How a run came about.
 
   Attributes:
-    parts: of time.
-    runs: of the kernel over all steps, without the first, which has no outputs.
+    parts: number of parts of time.
+    runs: kernel runs over all steps, without the first, which has no outputs.
     correction: the last of the joints, in the scale of the carry.
     fell_back: whether the joints were given up.
   """

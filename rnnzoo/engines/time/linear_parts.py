@@ -159,7 +159,7 @@ def run(
 
   Args:
     cell: the equations.
-    projection: from `operands.x` to the input gates.
+    projection: map from `operands.x` to the input gates.
     operands: the arrays; x and the flags are this device's steps, and the carry
       is before the first of all steps. Carry and restart are arrays.
     call: static options.

@@ -97,8 +97,8 @@ class Problem:
       `newton_errors.noise`; None where features do not see each other.
     linear: whether the body is linear: then errors are measured against all
       arrays of the carry, and the growth of rounding errors is not asked for.
-    at_once: as many steps as `after` takes at once, which bounds its memory;
-      None for all.
+    at_once: number of steps that `after` takes at once, which bounds its
+      memory; None for all.
   """
 
   body: Callable[[Carry, Any], tuple[Carry, Any]]
@@ -187,7 +187,7 @@ def solve(
     init: the carry before the first step.
     init_errors: growth of rounding errors up to there; None for a linear body.
     guess: the carries that parts of time end with, to begin with.
-    max_iterations: at most so many affine scans.
+    max_iterations: most affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
@@ -308,7 +308,7 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
   or a number that is not finite keeps it from the result, the loop runs.
 
   Args:
-    problem: with exact maps.
+    problem: problem with exact maps.
     init: the carry before the first step.
   """
   zero = problem.zeros(init)

@@ -64,7 +64,7 @@ class Parts:
 
   Attributes:
     length: steps of a part.
-    count: of parts.
+    count: number of parts.
   """
 
   def __init__(
@@ -129,7 +129,7 @@ class Parts:
     """Returns carries with others where parts end, but for the last part.
 
     Args:
-      s: after all steps, each [T, B, F].
+      s: states after all steps, each [T, B, F].
       ends: carries that parts end with, as in `run`.
     """
     at = jnp.arange(1, self.count) * self.length - 1

@@ -71,7 +71,7 @@ def accepted_sensitivity(dtype: Any) -> float:
   1's is the one to be returned.
 
   Args:
-    dtype: of the carry.
+    dtype: dtype of the carry.
   """
   return 1e-4 if dtype == jnp.float32 else 1e-10
 
@@ -84,7 +84,7 @@ def unroll_with_report(
   Args:
     plan: static arguments.
     operands: time-major arrays, as in `unroll`.
-    iterations: at most so many in each window, whatever they give: nothing
+    iterations: most iterations of each window, whatever they give: nothing
       runs step by step. None for the trajectory.
   """
   # Rounded to TF32, as a GPU's products are by default, h would be a staircase

@@ -35,9 +35,9 @@ def together(
   """Returns run(plan, operands); `jax.vmap` over it enlarges the batch.
 
   Args:
-    run: is not differentiated.
+    run: function that is not differentiated.
     plan: static arguments.
-    operands: time-major.
+    operands: time-major arrays.
   """
 
   @jax.custom_batching.custom_vmap
