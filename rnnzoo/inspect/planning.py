@@ -240,7 +240,7 @@ def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
   try:
-    here = jax.sharding.get_mesh()  # Set by `jax.set_mesh`: its devices are here.
+    here = jax.sharding.get_mesh()  # By `jax.set_mesh`: its devices are here.
   except ValueError as error:
     raise ValueError(
         'dryrun traces a program of its own, which it cannot inside of jax.jit,'
