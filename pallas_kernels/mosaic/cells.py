@@ -104,7 +104,7 @@ def variables(atoms: Iterable[Any]) -> set[Any]:
 # Pointwise functions and their derivatives as code that Mosaic GPU lowers.
 #
 # A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
-# it meets a compiler that knows fewer primitives, and some of those it knows
+# it meets a compiler that knows fewer primitives, and some that it knows
 # are slow on a GPU. The functions here trace a function, replace these
 # primitives (`approximations`) and leave all other ones alone:
 #

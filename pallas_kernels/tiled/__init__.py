@@ -36,7 +36,7 @@ Glossary:
     part         eight units of one row, which one thread has.
     operand      the factor of a product that changes from step to step: h, or
                  the gates' cotangents.
-    matrix       the other factor: R, or R transposed.
+    matrix       the fixed factor: R, or R transposed.
     low tile     one of 32 rows, whose product is transposed.
     team         CTAs of a cluster, each with a part of the sum of a tile.
     start        the carry that a step starts from, after a reset.

@@ -1,4 +1,4 @@
-"""Where kernels in tiles pay. It imports no GPU backend until one is needed."""
+"""Cases in which kernels in tiles pay. It imports no GPU backend until one is needed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where the elements of a tile lie: which thread has which rows and units.
+"""Places of the elements of a tile: which thread has which rows and units.
 
 A tensor core leaves thread l of a warp two columns in each eight: 2 (l mod 4)
 and the next. The columns of R are put in such an order, `permute`, that
@@ -144,7 +144,7 @@ def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-  """Where this thread's part of a tile lies.
+  """The place of this thread's part in a tile.
 
   Attributes:
     row: a row of the batch, int32 [128].

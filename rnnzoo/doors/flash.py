@@ -87,8 +87,8 @@ class FlashRNNConfig:
       dtype_b; None for dtype.
     dtype_s: dtype of the results, to which given states are rounded first; None
       for dtype_w.
-    dtype_acc: least dtype of sums, as dtype_a, and as dtype_g for gates. All
-      are float32, or float64 where dtype is.
+    dtype_acc: least dtype of sums, like dtype_a; dtype_g is for gates. All are
+      float32, or float64 where dtype is.
     enable_automatic_mixed_precision: False refuses arrays of other dtypes.
     trainable_r: whether R gets a gradient, and trainable_b b.
   """

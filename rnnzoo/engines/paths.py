@@ -57,7 +57,7 @@ def run(
     operands: the arrays; a carry has the dtype of all state, which is float32
       or wider. Gates that are given may have any batch axes.
     call: static options. `call.out_dtype` is the dtype that the caller will
-      cast the outputs to: a kernel writes it, XLA's paths return state.
+      cast the outputs to: a kernel writes it, any other path returns state.
     implementation: paths to try, as `unroll` takes them.
     over: the mesh axes that time is over, inside `jax.shard_map`; for a linear
       cell only.

@@ -3,8 +3,8 @@
 On a mesh whose axes are Explicit, as `jax.make_mesh` makes them, the type of an
 array names the mesh axes that it is sharded over. Sequences do not depend on
 each other, nor do the heads of a recurrent kernel, nor the features of a linear
-or a diagonal recurrence. So each device runs its own rows and heads: the run
-over time goes into `jax.shard_map`, on every path, GPU kernels too. An array
+or a diagonal recurrence. So each device runs its own share: the run over time
+goes into `jax.shard_map`, on every path, GPU kernels included. An array
 that a part needs whole is gathered before; the transpose sums its gradients,
 and returns them sharded as the array is.
 """

@@ -267,7 +267,7 @@ def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   own = _mesh(array)
   if own is not None and mesh is not None and own != mesh:
     axes = lambda mesh: (tuple(mesh.shape.items()), mesh.axis_types)
-    # The mesh of x but for its devices: those may be here or elsewhere.
+    # The mesh of x but for its devices: either mesh may have none here.
     if axes(own) == axes(mesh):
       own, sharding = mesh, NamedSharding(mesh, sharding.spec)
   if own is None or own != mesh:

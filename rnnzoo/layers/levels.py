@@ -123,7 +123,7 @@ def unroll(
     layers: layers from the input up.
     given: x, initial_carry, reset, seq_lengths and mask, as in `Stack.unroll`.
     above: (layer, inputs, outputs, valid steps or None) -> a layer's outputs as
-      the next layer reads them; each step depends on its own step alone.
+      the next layer reads them; each step depends on this step alone.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
 

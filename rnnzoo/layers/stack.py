@@ -369,7 +369,7 @@ class Stack(sequence_layer.SequenceLayer):
     )
 
   def _is_stepwise(self) -> bool:
-    """Whether a step that a level hands on depends on its own step alone."""
+    """Whether each step that a level hands on depends on this step alone."""
     # A subclass of a user may do anything there.
     return type(self)._above.__module__.startswith('rnnzoo.')
 

@@ -329,7 +329,7 @@ class Seq2Seq(nnx.Module):
       teacher_forcing: the chance that a step sees the target's own token; else
         it sees the one that the model found most likely. The number 1 runs all
         steps at once where there is no attention.
-      rngs: streams for dropout and choices in training; None to evaluate.
+      rngs: streams for dropout and these choices in training; None to evaluate.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype, choices are to be

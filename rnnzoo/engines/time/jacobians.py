@@ -89,7 +89,7 @@ def steps_at_once(
     cell: the equations.
     params: the cell's own parameters.
     x_gates: input gates, each [T, B, F].
-    carry: carry, each [..., B, F].
+    carry: arrays of the carry, each [..., B, F].
   """
   time = x_gates[0].shape[0]
   at: Any = jax.tree.map(

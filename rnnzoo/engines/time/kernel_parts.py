@@ -45,7 +45,7 @@ from rnnzoo.engines.time import parts as time_parts
 
 # Runs of a kernel over all parts of time, side by side.
 #
-# Where few sequences leave a GPU idle, parts of time keep it busy. As many are
+# If few sequences leave a GPU idle, parts of time keep it busy. As many are
 # taken as its multiprocessors run at once, unless parts get too short to forget
 # the steps before them.
 

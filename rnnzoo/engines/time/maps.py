@@ -375,7 +375,7 @@ def over_time(compose: Callable[[Any, Any], Any], elements, *, reverse: bool):
   """Returns the compositions of all steps up to each one.
 
   Args:
-    compose: map for `lax.associative_scan`; it broadcasts leading axes.
+    compose: function for `lax.associative_scan`; it broadcasts leading axes.
     elements: arrays [T, ...].
     reverse: whether time runs from the last step to the first.
   """
@@ -398,7 +398,7 @@ def _in_blocks(compose, elements, *, reverse: bool):
   has no use for more in parallel.
 
   Args:
-    compose: map for `lax.associative_scan`; it broadcasts leading axes.
+    compose: function for `lax.associative_scan`; it broadcasts leading axes.
     elements: arrays [T, ...].
     reverse: whether time runs from the last step to the first.
   """

@@ -129,7 +129,7 @@ class Parts:
     """Returns carries with others where parts end, but for the last part.
 
     Args:
-      s: states after all steps, each [T, B, F].
+      s: carries after all steps, each [T, B, F].
       ends: carries that parts end with, as in `run`.
     """
     at = jnp.arange(1, self.count) * self.length - 1

@@ -67,7 +67,7 @@ def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 def accepted_sensitivity(dtype: Any) -> float:
   """Returns how much of the carry's scale rounding errors may grow to.
 
-  Beyond it, another order of operations would give another trajectory, and path
+  Above it, another order of operations would give another trajectory, and path
   1's is the one to be returned.
 
   Args:
