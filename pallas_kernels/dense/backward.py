@@ -464,7 +464,7 @@ def backward(
       `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], or its two parts.
-    again: R transposed as `forward` gets it, with `plan.again`, else nothing.
+    again: R transposed as `forward` gets it, if `plan.again`, else nothing.
     flags: int32 [T, 1 or 2, B'], or None.
     d_carries: cotangents of the first of the carries, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].

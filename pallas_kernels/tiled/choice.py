@@ -1,4 +1,4 @@
-"""Cases in which kernels in tiles pay. It imports no GPU backend until one is needed."""
+"""When kernels in tiles pay. It imports no GPU backend until one is needed."""
 
 from typing import Any
 

@@ -162,7 +162,7 @@ class TeamConfig(Config):
 
   @property
   def sum_words(self) -> int:
-    """Shared memory for sums of the further members, in int32."""
+    """Shared memory for sums of all members but this CTA, in int32."""
     return (MEMBERS - 1) * self.sum_bytes // 4
 
 

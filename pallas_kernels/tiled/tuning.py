@@ -241,7 +241,7 @@ def _choose_low_team(
 
 
 def _low_stages(turns: int, sums: int) -> tuple[int, int]:
-  """Returns how many slots fit beside a low tile's matrix, and slices held.
+  """Returns numbers of slots beside a low tile's matrix and of slices held.
 
   Args:
     turns: slices of the matrix.
