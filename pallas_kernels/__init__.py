@@ -11,9 +11,9 @@ Two functions are public, and `Call`, the static options of the second:
 
 Both are differentiable in all their arrays. Both raise `NotImplementedError`
 where the kernels cannot run a device, a jax version, a dtype or a cell; the
-caller then runs the same computation on another path.
+caller then runs the computation on another path.
 
-From the outside in:
+Modules, outermost first:
 
 * `api` holds the two functions; `arguments` checks their arguments, `call` is
   the record of a caller's options, `step` a cell as kernels call it,

@@ -164,8 +164,8 @@ def recurrence(
     params: the cell's own parameters by name, each [..., F].
     x_gates: input gates, [B, T, G, F] or a sequence of arrays [B, T, F] and
       [B, T, g, F] that have G gates in all; float32, bfloat16 or float16. With
-      `input_kernel` its operand, [B, T, I]. With `call.levels`, L of them, [L,
-      B, T, G, F / L] and no `input_kernel`.
+      `input_kernel` its operand, [B, T, I]. With `call.levels` = L, [L, B, T,
+      G, F / L] and no `input_kernel`.
     recurrent_kernel: [G', N, D, D] with N D = F, or None for a cell without
       recurrent gates.
     carry: state before the first step, each [B, F]; None for zeros, which a
@@ -180,7 +180,7 @@ def recurrence(
     mask: bool [B, T], also where x is time-major; where false, the carry is
       held over the step. With `call.levels` [L, B, T].
     call: static options. `out_dtype` is the dtype of the outputs and of the
-      carries that are saved for the backward pass, that of x if None; the carry
+      carries that are saved for the backward pass, x's dtype if None; the carry
       inside the kernel is float32. A diagonal recurrent kernel takes neither
       `both_directions` nor options for the recurrent gradient, and may have no
       outputs. Without `keep_gates`, W and its operand are kept for the backward
@@ -306,7 +306,7 @@ def _prepare_streaming(
 
 
 def _level_by_level(x_gates: Any, input_kernel: Any, call: call_lib.Call):
-  """Returns gates [L, B, T, G, F / L] as an array [B, T, G, F] of them."""
+  """Returns gates [L, B, T, G, F / L] as one array [B, T, G, F]."""
   shape = jnp.shape(x_gates) if not isinstance(x_gates, (list, tuple)) else ()
   if len(shape) != 5 or shape[0] != call.levels or input_kernel is not None:
     raise ValueError(
@@ -320,7 +320,7 @@ def _level_by_level(x_gates: Any, input_kernel: Any, call: call_lib.Call):
 def _in_parts(
     rows: int, shared: tuple[Any, ...], by_row: Any, call: call_lib.Call
 ) -> tuple[Carry, Carry]:
-  """Runs a recurrence for some rows of the batch after the others.
+  """Runs a recurrence for some rows of the batch at a time.
 
   Args:
     rows: number of rows of a part.

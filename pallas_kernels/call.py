@@ -16,23 +16,23 @@ class Call:
 
   Attributes:
     reverse: run from the last step to the first.
-    both_directions: run the second half of the heads in the other direction, at
-      the same time.
-    levels: so many layers of equal size, which need nothing of each other, run
-      at the same time: level l has the l-th part of the heads. Arrays of all
-      steps, inputs and outputs, hold one level after the other, [L, B, T, ...].
+    both_directions: run the second half of the heads in the opposite direction,
+      side by side with the first half.
+    levels: number of layers of equal size, independent of each other, that run
+      side by side: level l has the l-th part of the heads. Arrays of all
+      steps, inputs and outputs, hold level by level, [L, B, T, ...].
     time_major: inputs and outputs are [T, B, ...] instead of [B, T, ...].
     outputs: number of the carry's arrays that are returned for all steps.
-    out_dtype: dtype of these; None for the engine's own choice.
+    out_dtype: dtype of these arrays; None for the engine's own choice.
     recurrent_gradient_clip: bound of the cotangent that comes back through each
       product with the recurrent kernel; None for none.
-    zero_not_finite: before it is bounded, a NaN or an infinity in that
-      cotangent becomes zero.
-    stop_recurrent_gradient: that cotangent is zero.
+    zero_not_finite: turn a NaN or an infinity in that cotangent into zero,
+      before it is bounded.
+    stop_recurrent_gradient: make that cotangent zero.
     cast_kernel: the recurrent kernel, in float32, is cast to the dtype of the
-      inputs, and its gradient is not: that of several runs can be added up.
-    keep_gates: the gates W x, and what kernels in tiles write of R h, are kept
-      for the backward pass. Otherwise that pass multiplies again.
+      inputs, and its gradient is not: gradients of several runs can be summed.
+    keep_gates: the gates W x, and the part of R h that kernels in tiles write,
+      are kept for the backward pass. Otherwise that pass multiplies again.
   """
 
   reverse: bool = False

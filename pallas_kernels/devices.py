@@ -135,7 +135,7 @@ def default_device() -> jax.Device:
 
 
 def alike(tree: Any) -> Any:
-  """Makes all arrays of a tree vary over the axes that any of them does."""
+  """Makes all arrays of a tree vary over the union of their axes."""
   axes = frozenset().union(*map(_axes, jax.tree.leaves(tree)))
   return jax.tree.map(lambda x: _over(x, axes), tree)
 

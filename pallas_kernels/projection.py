@@ -69,8 +69,8 @@ def project(kernel: Array, x: Array) -> Array:
 def arrange(kernel: Array, dtype: Any) -> Array:
   """Returns W as the products read it, [I, G F] in the dtype of x.
 
-  A backward pass takes the copy of the forward pass, or has made W `wait`. From
-  the parameter XLA for GPUs would make another copy, in one kernel with the
+  A backward pass takes the copy of the forward pass, or has made W `wait`. XLA
+  for GPUs would copy the parameter again, in one kernel with the
   updated parameter. That copy would wait for this layer's gradient, summed over
   all devices, and the backward passes of the layers below would wait for it.
   """
@@ -92,7 +92,7 @@ def backward(saved: tuple[Array, Array, Array], d_gates: Array):
   """Returns the cotangents of W and x.
 
   Args:
-    saved: W, of which only the type is read, what `arrange` returns, and x.
+    saved: W, of which only the type is read, the result of `arrange`, and x.
     d_gates: cotangent of `project`'s result.
   """
   kernel, arranged, x = saved
@@ -145,9 +145,9 @@ def form_again(gates: Any, cotangents: Any) -> tuple[Any, Any, Any]:
   """`form` in a backward pass.
 
   Args:
-    gates: as they were kept.
+    gates: gates as they were kept.
     cotangents: cotangents of the results. The products wait for them: else XLA
-      would find the same products in the forward pass, and keep their results.
+      would find the products in the forward pass too, and keep their results.
 
   Returns:
     The gates; the argument `gates`, for `pull`; and the cotangents.
@@ -163,7 +163,7 @@ def wait(gates: Any, cotangents: Any) -> tuple[Any, Any]:
 
 
 def pull(gates: Any, d_gates: Any) -> Any:
-  """Returns the cotangents of `gates`, of the same structure.
+  """Returns the cotangents of `gates`, with its structure.
 
   Args:
     gates: a tree of input gates and of products, from `form_again`.

@@ -141,7 +141,7 @@ _LANES = 128
 
 
 def elements(count: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-  """Returns the types of one element a thread, `count` of them."""
+  """Returns `count` types, each of one element a thread."""
   return (jax.ShapeDtypeStruct((_LANES,), jnp.float32),) * count
 
 
@@ -208,7 +208,7 @@ class Step:
 
   @functools.cached_property
   def sums(self) -> tuple[int | None, ...]:
-    """For each recurrent gate an input gate with the same cotangent, or None.
+    """For each recurrent gate an input gate with an equal cotangent, or None.
 
     A gate that is a sum x + R h has one cotangent for both terms, which need
     not be written twice; and an adjoint needs only the sum.
@@ -238,7 +238,7 @@ class Step:
 
   @property
   def shared(self) -> bool:
-    """Whether the inputs and R h have the same cotangents."""
+    """Whether the inputs and R h have equal cotangents."""
     return self.sums == tuple(range(self.gates))
 
   @property
@@ -252,7 +252,7 @@ class Step:
     return tuple(j for j, i in enumerate(self.sums) if i is None)
 
   def kept(self, x: Sequence[Any], h_gates: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns what the forward pass keeps of the gates, besides those alone.
+    """Returns the arrays of gates that the forward pass keeps, beside `alone`.
 
     Args:
       x: input gates.
@@ -264,7 +264,7 @@ class Step:
     )
 
   def update_of_kept(self, theta, alone, kept, start):
-    """`update` of input gates that are in no sum, and of what `kept` returns.
+    """`update` of input gates that are in no sum, and of `kept`'s results.
 
     A gate that is a sum has all of it in x.
     """

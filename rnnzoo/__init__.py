@@ -111,7 +111,7 @@ def register(layer: type[RecurrentLayer]) -> None:
 
 
 # Modules that are imported when they are first asked for: they take time, and
-# some of them need an extra.
+# some need an extra.
 _MODULES = ('convert', 'linen', 'models', 'tasks', 'training')
 
 if _typing.TYPE_CHECKING:

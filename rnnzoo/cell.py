@@ -1,14 +1,14 @@
 """The contract between a cell's equations and the engines that unroll them.
 
-A recurrent cell says what happens in one step, and nothing else:
+A recurrent cell holds the equations of one step, and nothing else:
 
     carry' = update(params, x_gates, h_gates, carry)
 
 `update` is pointwise in batch and feature: it never mixes two batch elements
 or two features. Everything that does mix them is data which the engines own:
 
-  x_gates  what the input says:  W x_t + b, one array for each input gate;
-  h_gates  what the memory says: R h_{t-1}, one array for each recurrent gate.
+  x_gates  from the input:  W x_t + b, one array for each input gate;
+  h_gates  from the memory: R h_{t-1}, one array for each recurrent gate.
 
 Because the products are data, one definition of a cell runs in three ways (a
 `lax.scan`, an associative scan, a GPU kernel), every derivative is derived from
@@ -59,8 +59,8 @@ class Cell(abc.ABC):
     input_gates: number of arrays in `x_gates`.
     recurrent_gates: number of arrays in `h_gates`; 0 where the gates do not see
       the memory.
-    carry_names: of the arrays passed from step to step. The first is h, the
-      output, which the recurrent kernel multiplies.
+    carry_names: names of the arrays passed from step to step. The first is h,
+      the output, which the recurrent kernel multiplies.
     param_names: the names in `params`, the cell's own parameters.
     carry_type: a NamedTuple with `carry_names` as fields, which type checkers
       and editors then know; None for one made of `carry_names`.
@@ -100,10 +100,10 @@ class Cell(abc.ABC):
     far from the trajectory: with gates that remember, or with a relu.
 
     Args:
-      params: as for `update`.
-      x_gates: of all steps, each [T, B, F].
-      h_gates: of an earlier guess, at first of zeros, each [T, B, F].
-      carry: before all steps, by that guess, each [T, B, F].
+      params: the cell's own parameters, each [..., F].
+      x_gates: input gates of all steps, each [T, B, F].
+      h_gates: gates of an earlier guess, at first of zeros, each [T, B, F].
+      carry: carry before all steps, by that guess, each [T, B, F].
       diagonal: the recurrent kernel, [G, F], where it is diagonal; else None.
       solve: (start, a, b, low, high) -> s before all steps, and after them, for
         s' = clip(a s + b, low, high); `start` maps a carry to the s that it
@@ -132,13 +132,13 @@ class TwoStageCell(Cell):
   def operand(
       self, params: Params, x_gates: Gates, h_gates: Gates, carry: Carry
   ) -> Array:
-    """Returns what the last recurrent gate multiplies, [..., F].
+    """Returns the factor of the last recurrent gate's product, [..., F].
 
     Args:
-      params: as for `update`.
-      x_gates: as for `update`.
+      params: the cell's own parameters, each [..., F].
+      x_gates: input gates, each [..., F].
       h_gates: the first `recurrent_gates - 1` recurrent gates.
-      carry: as for `update`.
+      carry: the carry before the step, each [..., F].
     """
 
 
@@ -168,9 +168,9 @@ class LinearCell(Cell):
 
 # Carries that say their order: named tuples, one class for each cell.
 #
-# Engines pass plain tuples. A layer gives the carries that it makes names, and
-# those that it is given keep their type, so that a loop of the user's, by
-# `lax.scan` for instance, has one type of carry before and after a step.
+# Engines pass plain tuples. A layer gives names to the carries that it makes,
+# and keeps the type of carries that it is given, so that a loop of the user's,
+# in `lax.scan` for instance, has one type of carry before and after a step.
 
 
 CarryT = TypeVar('CarryT', bound=tuple[jax.Array, ...])
@@ -219,7 +219,7 @@ def register(carry_type: type[Any], name: str | None = None) -> None:
 
   Args:
     carry_type: a named tuple.
-    name: in programs of `jax.export`; None for that of the class.
+    name: name in programs of `jax.export`; None for the class's name.
   """
   keyed = lambda carry: (
       [(tree_util.SequenceKey(i), c) for i, c in enumerate(carry)],
@@ -244,7 +244,7 @@ def _made(name: str, fields: tuple[str, ...]) -> Any:
   """Returns the class of a cell that has none of its own.
 
   Args:
-    name: of the class.
+    name: name of the class.
     fields: `Cell.carry_names`; one that is no name in Python is a number.
   """
   named: Any = collections.namedtuple  # Not with names that vary, says mypy.

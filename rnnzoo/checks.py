@@ -1,6 +1,6 @@
 """Checks of a caller's arrays: errors say which would work.
 
-`settings.py` has those of a layer's settings.
+`settings.py` has the checks of a layer's settings.
 """
 
 import math

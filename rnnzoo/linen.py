@@ -1,4 +1,4 @@
-"""The same layers as flax.linen modules.
+"""The layers of rnnzoo as flax.linen modules.
 
 >>> import jax, jax.numpy as jnp
 >>> from rnnzoo import linen
@@ -10,10 +10,10 @@
 >>> y.shape
 (2, 5, 8)
 
-Methods, arguments and parameters are those of the layers in `rnnzoo`, without
-`rngs`, which linen passes itself. `in_features` may be left out: it is that of
-the first input. `nn.remat(linen.GRU)(features=8)` and the other transforms of
-linen work.
+Methods, arguments and parameters are as in the layers of `rnnzoo`, without
+`rngs`, which linen passes itself. `in_features` may be left out: the first
+input sets it. `nn.remat(linen.GRU)(features=8)` and linen's other transforms
+work.
 
 Names of parameters are str, as linen has them: the level that is layers[0] of
 an `rnnzoo.Stack` is params['layers']['0'] here. `nnx.restore_int_paths(params)`
@@ -155,7 +155,7 @@ def _named(tree: Any, stored: Any) -> Any:
 
   Args:
     tree: the variables.
-    stored: those that they replace, whose numbers stay numbers; linen would
+    stored: variables to replace, whose numbers stay numbers; linen would
       keep them beside the new names.
   """
   if not isinstance(tree, Mapping):
@@ -185,7 +185,7 @@ class SequenceModule(linen.Module):
     Args:
       x: [..., time, in_features].
       nnx_method: name of another method to call instead.
-      **options: those of the layer's call: initial_carry, reset and so on.
+      **options: options of the layer's call: initial_carry, reset and so on.
     """
     return self._run(nnx_method, x, **options)
 
@@ -248,7 +248,7 @@ def _make(
     layer_class: its class.
     options: arguments of its constructor.
     made: the module that has the variables.
-    rngs: that parameters are drawn from, if linen has none yet.
+    rngs: streams that parameters are drawn from, if linen has none yet.
     x: the input whose width is in_features; None where that was given.
   """
   if made.is_initializing():
@@ -279,9 +279,9 @@ def _check_width(layer_class, options, layer, wanted, x: Array) -> None:
   """Raises ValueError for variables that inputs of another width made.
 
   Args:
-    layer_class: of the layer.
-    options: of its constructor, with the width of x as in_features.
-    layer: with these.
+    layer_class: class of the layer.
+    options: options of its constructor, with the width of x as in_features.
+    layer: layer of this class with these options.
     wanted: the shapes of linen's parameters by path.
     x: the input.
   """
@@ -378,8 +378,8 @@ class ScannedRNN(linen.Module):
 
       from rnnzoo.linen import ScannedRNN
 
-  in place of that class is the whole port. Arguments, carry and resets are
-  those of `rnnzoo.ScannedRNN`; features are those of the carry.
+  in place of that class is the whole port. Arguments, carry and resets are as
+  in `rnnzoo.ScannedRNN`; the carry sets the features.
 
   >>> import jax, jax.numpy as jnp
   >>> from rnnzoo.linen import ScannedRNN
@@ -402,7 +402,7 @@ class ScannedRNN(linen.Module):
     """Runs the layer over a part of a rollout.
 
     Args:
-      carry: as `initialize_carry` or the last call returned it.
+      carry: result of `initialize_carry` or the last call.
       x: the pair (ins, resets) of arrays [time, batch, in_features] and
         [time, batch]; any number of batch axes. Resets may be bool, or numbers
         of any dtype, of which 0 alone means no reset.

@@ -1,6 +1,6 @@
 """Checks of the settings of a layer: sizes, flags, names, numbers with bounds.
 
-`checks.py` has those of arrays and their dtypes.
+`checks.py` has the checks of arrays and their dtypes.
 `warn` names the caller's line.
 """
 
@@ -23,7 +23,7 @@ _BETWEEN = frozenset({'rnnzoo', 'pallas_kernels', 'jax', 'flax', 'contextlib'})
 
 def warn(message: str) -> None:
   """Warns at the caller's line: the first outside of rnnzoo, JAX and flax."""
-  # From Python 3.12 on, `skip_file_prefixes` does this.
+  # Since Python 3.12, `skip_file_prefixes` does this.
   frame, level = inspect.currentframe(), 0
   while frame and frame.f_globals.get('__name__', '').split('.')[0] in _BETWEEN:
     frame, level = frame.f_back, level + 1
@@ -73,8 +73,8 @@ def within(
     value: the caller's.
     label: the argument's name.
     above: a bound that the number is greater than.
-    least: a bound that the number may be equal to.
-    most: likewise.
+    least: a lower bound that the number may be equal to.
+    most: an upper bound that the number may be equal to.
   """
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if (
@@ -134,7 +134,7 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
   """Returns one name of a mesh axis, several, or none, as a tuple.
 
   Args:
-    value: a name, a sequence of them, or None.
+    value: a name, a sequence of names, or None.
     label: the argument's name.
   """
   if value is None:
@@ -156,7 +156,7 @@ def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
   """Raises ValueError for a forget_bias of a layer without biases.
 
   Args:
-    forget_bias: as the layer was given it.
+    forget_bias: value that the layer was given.
     options: the layer's other options.
   """
   if forget_bias and not options.get('use_bias', True):
@@ -262,9 +262,9 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
   """Raises TypeError for an option of `RecurrentLayer` that a layer sets.
 
   Args:
-    options: those that the layer passes on, by name.
+    options: options that the layer passes on, by name.
     layer: the layer's name.
-    *names: of options that it sets itself.
+    *names: names of options that it sets itself.
   """
   for name in names:
     if name in options:
@@ -305,8 +305,8 @@ def heads(features: int, num_heads: int, has_kernel: bool) -> None:
   """Raises ValueError unless the features can be divided into heads.
 
   Args:
-    features: as a layer was given it.
-    num_heads: as a layer was given it.
+    features: value that a layer was given.
+    num_heads: value that a layer was given.
     has_kernel: whether there is a recurrent kernel to divide.
   """
   positive(features, 'features')
@@ -365,8 +365,8 @@ def require(part: str, extra: str, packages: Sequence[str]) -> None:
   """Raises ModuleNotFoundError unless packages of an extra are installed.
 
   Args:
-    part: of the library, as 'rnnzoo.training'.
-    extra: of pyproject.toml, which has the packages.
+    part: part of the library, as 'rnnzoo.training'.
+    extra: extra of pyproject.toml, which has the packages.
     packages: their names as they are imported.
   """
   missing = [name for name in packages if not importlib.util.find_spec(name)]

@@ -44,11 +44,11 @@ Glossary:
     operand    the factor of a product that changes from step to step: h, the u
                of a cell with two products, or the gates' cotangents.
     plane      one of the two bfloat16 parts of a float32 operand.
-    stage      the products of a step that have the same operand.
+    stage      the products of a step that share an operand.
     stream     an array with a time axis; a tile is one gate of one step of it.
     slot       a step's place in a ring buffer, an operand or an exchange.
-    part       the units of a CTA among those of a head; slice: its columns
-               among those of the batch.
+    part       the units of a CTA among a head's units; slice: its columns
+               among the batch's columns.
     team       CTAs of a cluster that share out the gates of an adjoint's sum.
     sentinel   a NaN bit pattern that no computation produces.
     flags      bits of a step: the carry restarts before it, or is held over it.

@@ -29,7 +29,7 @@ device:
     sentinel -> slot of step t - 1
     add up d_c[t + 1]
 
-Where warps poll the operand straight into registers (`operand.py`),
+If warps poll the operand straight into registers (`operand.py`),
 each polls while it multiplies, and the only barrier is where sums are gathered.
 
 A cell with an operand u of its own has a first hand-off and product inside the
@@ -464,14 +464,14 @@ def backward(
       `plan.again`.
     starts: the carries that every step starts from, as `forward` returns them.
     matrix: R, [G', N, D, D] indexed [gate, head, from, to], or its two parts.
-    again: with `plan.again`, R transposed as `forward` gets it, else nothing.
+    again: R transposed as `forward` gets it, if `plan.again`, else nothing.
     flags: int32 [T, 1 or 2, B'], or None.
     d_carries: cotangents of the first of the carries, each [B, T, F].
     d_last: cotangent of the last carry, float32 [S, B, F].
 
   Returns:
     The cotangents of x, [B, T, G, F]; of the recurrent gates, as `h_gates`, or
-    nothing where x has the same ones in the same order; of the carry before
+    nothing where x's cotangents equal them in order too; of the carry before
     the first step, [S, B, F]; and, to be summed over the batch, of theta
     [P, B, F] and of the restart [S, B, F].
   """

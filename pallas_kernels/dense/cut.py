@@ -151,7 +151,7 @@ class Stream:
   """An array over all steps: [B, T, F] or [B, T, G, F], or flags [T, G, B'].
 
   Attributes:
-    dtype: as stored; flags are int32.
+    dtype: dtype as stored; flags are int32.
     gates: G, or None for an array without that axis; for flags, the number of
       directions.
     flags: whether the array holds flags; B' is the batch rounded up to 4.

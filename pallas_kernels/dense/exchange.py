@@ -1,4 +1,4 @@
-"""Where CTAs all over the device exchange h: operands in device memory.
+"""Operands in device memory, through which all CTAs of a device exchange h.
 
 A few slots, one for each of the last steps, stay in the L2 cache. An element
 that still is the sentinel (`mailbox.SENTINEL`) has not been written for its
@@ -11,7 +11,7 @@ cache without a flag or a fence.
                           is, put the sentinel back
     step t + 8            publish h[t+9] in the same slot
 
-(In the adjoint a step publishes and polls the same operand, and retires the
+(In the adjoint a step polls the operand that it publishes, and retires the
 operand of the step before.)
 """
 

@@ -27,15 +27,15 @@ device it goes through an exchange, an array in device memory:
     update: publish h[t+1]                 h[t+1] -> exchange (L2)
     write y[t]                             y[t] -> device memory
 
-Where warps poll the operand straight into registers (`operand.py`), h
-before the first step is published like all others, each warp polls while it
+If warps poll the operand straight into registers (`operand.py`), h before
+the first step is published like every other h, each warp polls while it
 multiplies, and the only barrier of a step is where the sums are gathered.
 
-Where a cell adds x + b to R h, and a warp has whole sums of eight columns in 16
+If a cell adds x + b to R h, and a warp has whole sums of eight columns in 16
 bits, these start from there.
 
 A cell with an operand u of its own has a second product in each step, R' u,
-whose operand is handed over in the same way between the two.
+whose operand is handed over in this way between the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ from pallas_kernels.dense import ring as ring_lib
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import step_flags
 
-# Gates that a cell adds up: products start from what R h is added to.
+# Gates that a cell adds up: products start from the term R h is added to.
 #
 # Most cells read x + b + R h of a gate, and neither part for itself. A product
 # that starts from x + b then leaves nothing to be added: an update costs two
@@ -70,8 +70,8 @@ class GateSums(NamedTuple):
   """A cell's update by sums.
 
   Attributes:
-    starts: (theta, inputs) -> for each recurrent gate what R h is added to, or
-      None.
+    starts: (theta, inputs) -> for each recurrent gate the term that R h is
+      added to, or None.
     update: (theta, inputs, gates, carry) -> carry, where gates of which there
       is a start are sums.
   """
@@ -258,7 +258,7 @@ class Steps(kernel_call.Steps):
     return self._sums is not None
 
   def starts(self, row: Carry | None) -> Any:
-    """Returns what the sums of a step's first product start from, or None.
+    """Returns start values of the sums of a step's first product, or None.
 
     Args:
       row: the inputs; not None if `adds`.
@@ -292,7 +292,7 @@ class Steps(kernel_call.Steps):
       again: condition that the next step starts from the restart, or None.
 
     Returns:
-      A function of the other recurrent gates that ends it. It returns h of the
+      A function of the later recurrent gates that ends it. It returns h of the
       next step; the outputs; and a function that returns the carry that the
       next step starts from and the carry after this step.
     """
@@ -373,11 +373,11 @@ def within_cluster(
 
     Args:
       step: the operand's step.
-      meanwhile: () -> what can be done while others, or tensor cores, work.
+      meanwhile: () -> results of work to do while others or tensor cores work.
 
     Returns:
       The sums; the inputs of the step, whose loads are issued well before they
-      are used; and what `meanwhile` returns.
+      are used; and the results of `meanwhile`.
     """
     first.operand.share(step)
     alone = cta.config.cluster == 1
@@ -444,7 +444,7 @@ def over_device(
   kernel_call.device_barrier(cta, exchanges)
   exchange = exchanges[0]
   direct = cta.config.direct
-  if direct:  # The operand of step 0 comes from the others like all others.
+  if direct:  # Other CTAs publish the operand of step 0, like every operand.
     exchange.publish(jnp.int32(-1), (steps.carry[0],))
 
   def body(step, state):
@@ -518,7 +518,7 @@ def forward(
     theta: float32 [plan.params or 1, F].
     x: the inputs, [B, T, G, F].
     matrix: R transposed, [G', N, D, D] indexed [gate, head, to, from], in 16
-      bits; two of them for the parts of float32.
+      bits; two such arrays for the parts of float32.
     carry: carry before the first step, float32 [S, B, F].
     restart: carry after a reset, float32 [S, B, F].
     flags: int32 [T, 1 or 2, B'], as `prepare_flags` returns them, or None.
@@ -527,7 +527,7 @@ def forward(
     The first `plan.call.outputs` arrays of the carry after every step, each [B,
     T, F]; the carry after the last step, [S, B, F]; with `plan.save`, the
     carries that every step starts from, h in `plan.dtype` [N, B, T, 1, D] and
-    the others in float32, each [B, T, F]; and, with `plan.save`, the operand of
+    the rest in float32, each [B, T, F]; and, with `plan.save`, the operand of
     the second product, [N, B, T, 1, D], if there is one.
   """
   first = again = carry[0]

@@ -72,7 +72,7 @@ def d_kernel(h: Array, d_gates: Array) -> Array:
 # a stretch of all rows (steps of all sequences), and sums h' d_gates over them.
 # TMA copies 64 rows at a time. The device's memory is the limit: 12 heads of 64
 # units with four gates and 256 x 1024 rows took .47 ms on an H200, as long as
-# XLA's product of the other order.
+# XLA's product of cotangents that lie head by head.
 
 
 # Rows that are added at a time, and how many times as many are on their way.
@@ -101,7 +101,7 @@ def d_small_kernel(h: Array, d_gates: Array, cores: int) -> Array:
 
   Args:
     h: 16 bits.
-    d_gates: cotangents of the gates, in the same dtype.
+    d_gates: cotangents of the gates, in h's dtype.
     cores: multiprocessors of the device.
   """
   heads, *lead, _, size = h.shape

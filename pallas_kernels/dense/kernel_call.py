@@ -3,11 +3,11 @@
 The grid is (slice of the batch, head) and, with an exchange through the device,
 group of CTAs of a head; a cluster adds the rank of a CTA in it. With an
 exchange through the device every CTA waits for others, so all have to be on the
-device at the same time. Three places keep to that:
+device at once. Three places keep to that:
 
 * `tuning.py` chooses no more CTAs (`Shape.ctas`) than the device holds;
 * `device_barrier` counts as many CTAs;
-* `run` takes the members of a vmap axis one after the other: a grid with
+* `run` takes the members of a vmap axis in turn: a grid with
   one more axis would have more CTAs, that share one semaphore.
 """
 

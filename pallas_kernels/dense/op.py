@@ -211,7 +211,7 @@ def _forward(recurrence, operands, save):
       functools.partial(forward_part, recurrence, save),
       operands,
       (whole, axis, whole, 1, 1, 1),
-      # h and u lie head by head, the other arrays of the carry do not.
+      # h and u lie head by head, all further arrays of the carry do not.
       (1, axis, (axis + 1, axis), axis + 1),
   )
 

@@ -1,4 +1,4 @@
-"""Where CTAs of a cluster exchange h: the operand of a product.
+"""The operand of a product, through which CTAs of a cluster exchange h.
 
 Every CTA holds the whole operand of a step in its shared memory, 16 bits an
 element. Its layout is [slot][plane][column][gate, unit], with the chunks of a
@@ -207,7 +207,7 @@ class Operand:
       first: [B, F] to read instead at step 0.
       replace: maps a column to (int32 condition, reference [B, F]) to read
         instead where the condition is not 0. The exchange is polled there too:
-        its data also says that the others are done with earlier steps.
+        its data also says that other CTAs are done with earlier steps.
     """
     cta, size = self.cta, self.cta.dtype.itemsize
     if cta.config.delay:
@@ -354,7 +354,7 @@ class _Piece:
   plain: Array
 
 
-# Where warps poll h of all CTAs straight into fragments of tensor cores.
+# An operand of which warps poll h straight into fragments of tensor cores.
 #
 # A large head spreads over most of the device, and in each step every CTA needs
 # all of h. Here no CTA keeps it in shared memory (`operand.py` does): each warp
@@ -451,7 +451,7 @@ class PolledFragments:
       told: the step of the exchange.
       replace: maps a column to (int32 condition, reference [B, F]) to read
         instead where the condition is not 0. The exchange is polled there too:
-        its data also says that the others are done with earlier steps.
+        its data also says that other CTAs are done with earlier steps.
     """
     cta, shape = self.cta, self.cta.shape
     if cta.config.delay:
@@ -471,7 +471,7 @@ class PolledFragments:
     self._look(0)
 
   def _pieces(self, group: int) -> list[mailbox.Piece]:
-    """Returns the pieces of a group, its blocks one after the other."""
+    """Returns the pieces of a group, block by block."""
     start = group * self.per_group
     pieces = []
     for i in range(start, min(start + self.per_group, self.blocks)):
@@ -488,7 +488,7 @@ class PolledFragments:
     self.seen = mailbox.look(self.lines, pieces) if pieces else []
 
   def fragments(self, step, first, i: int) -> list[list[list[Array]]]:
-    """As `Operand.fragments`; called for one block after the other."""
+    """As `Operand.fragments`; called for each block in turn."""
     del step, first
     tiles = self.cta.config.tiles
     group, start = divmod(i, self.per_group)

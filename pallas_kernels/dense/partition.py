@@ -103,7 +103,7 @@ class Product:
     """Returns whether the two halves of a tile share out the sums.
 
     With a single half of rows and 4 columns, three quarters of an mma would be
-    copies. Instead the other half and the other columns have the second part of
+    copies. Instead the second half and columns 4-7 have the second part of
     the sums (`Folded`). For short sums it does not pay.
     """
     single = self.results * self.octets(config) == 1
@@ -173,9 +173,9 @@ def words_of_warps(product: Product, config: Config) -> int:
 # Plain: a warp has whole sums of its own units. Nothing is exchanged.
 #
 # Folded: like Plain, for a single half and 4 columns, where three quarters of a
-# tile would be copies. The two halves of the rows hold the same 8 units and
-# different blocks of the matrix; columns 0-3 and 4-7 are the same 4 columns of
-# the batch and different blocks of the operand:
+# tile would be copies. Both halves of the rows hold one set of 8 units, with
+# different blocks of the matrix. Columns 0-3 and 4-7 are one set of 4 columns
+# of the batch, with different blocks of the operand:
 #
 #                          columns 0-3          columns 4-7
 #                          operand, part 0      operand, part 1
@@ -189,8 +189,7 @@ def words_of_warps(product: Product, config: Config) -> int:
 #
 # AcrossTeam: moreover, the CTAs of a team have different gates. Each adds up
 # its warps' sums for the units of all, sends every CTA the sums of its units
-# through distributed shared memory, and waits for the others' sums on an
-# mbarrier.
+# through distributed shared memory, and awaits sums from each on an mbarrier.
 
 
 class Sharing:
@@ -292,7 +291,7 @@ class Plain(Sharing):
 
 
 class Folded(Sharing):
-  """The two halves of a tile have different blocks of the same 8 units."""
+  """The two halves of a tile have different blocks of one set of 8 units."""
 
   def rows(self, half: int) -> tuple[int, int]:
     return 0, 0
@@ -465,7 +464,7 @@ def _block_of_gates(cta: Cta, operand: Operand, index: int):
   """Returns gate, first element and existence of a block of all gates."""
   blocks = cta.shape.blocks
   gate = min(index // blocks, operand.operands - 1)
-  # Beyond the last gate's blocks, elements are beyond the head too.
+  # Elements after the last gate's blocks are outside the head too.
   return gate, jnp.int32(32 * (index - gate * blocks)), None
 
 

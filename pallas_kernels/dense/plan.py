@@ -195,7 +195,7 @@ class Smem(NamedTuple):
   Attributes:
     ring: ring buffer of the inputs.
     staging: staging of the outputs.
-    products: one for each product of a step.
+    products: memory of each product of a step.
     again: the matrix of the product R h that the adjoint multiplies again, or
       None.
   """
@@ -400,7 +400,7 @@ def cut_batch(
   octets = -(-batch // 8)
   sizes = {8 * -(-octets // pieces) for pieces in range(1, octets + 1)}
   if recurrence.call.levels > 1:
-    sizes = {8 * octets}  # Arrays hold one level after the other.
+    sizes = {8 * octets}  # Arrays hold level by level.
   for rows in sorted(sizes, reverse=True):
     starts = range(0, batch, rows)
     try:

@@ -11,7 +11,7 @@ block, the 8 elements 8 p ... 8 p + 7 of row q:
     element   0 .........7   8 ........15   16 .......23   24 .......31
 
 and 16 bytes of column q of the operand. Two mma consume a block: one
-takes words 0, 1 of both factors, the other words 2, 3. This permutes the order
+takes words 0, 1 of both factors, the second words 2, 3. This permutes the order
 of the sum alike in both. A lane then has row q of each half, columns 2 p and
 2 p + 1:
 
@@ -142,7 +142,7 @@ def multipliers(
 class Multiplier:
   """A product whose matrix stays in registers and, if need be, shared memory.
 
-  A step calls `multiply` when the operand is there, then `gather`. Where
+  A step calls `multiply` when the operand is there, then `gather`. If
   something can be done between, `spread`, another product's `gather` and
   `collect` take the place of `gather`.
 
@@ -239,7 +239,7 @@ class Multiplier:
     cta, operand, tiles = self.cta, self.operand, self.cta.config.tiles
     first = self.sharing.first_block(self.sharing.sum_warp * self.blocks)
     # (Part of the matrix, part of the operand); the product of the two low
-    # parts is below the error of the others.
+    # parts is below the error of the remaining products.
     pairs = [(0, 1), (1, 0), (0, 0)] if cta.split else [(0, 0)]
     rows = self.halves // 2
     ways = self._ways(2 * self.blocks * len(pairs), tiles * rows)

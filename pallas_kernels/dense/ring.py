@@ -230,7 +230,7 @@ class Ring:
     buffer: int32 in shared memory, `words` of it.
 
   Attributes:
-    tiles: `RingTiles` in the same tree.
+    tiles: tree of `RingTiles`, one for each stream.
   """
 
   def __init__(self, cta: Cta, streams, refs, buffer: Ref):
@@ -383,7 +383,7 @@ class Staging:
 
     Args:
       step: the step.
-      arrays: for each stream, an array a gate.
+      arrays: arrays of each stream, an array a gate.
 
     Returns:
       A function to call after the next barrier of the CTA. It loads chunks of
@@ -512,7 +512,7 @@ def _step_offset(cta: Cta, time, stream: Stream, gate: int) -> Array:
   by_row, by_time = shape.time, 1
   if shape.time_major:
     by_row, by_time = 1, shape.batch
-  # The first term is the same for all steps.
+  # The first term is equal for all steps.
   fixed = (cta.row0 + own.column) * (by_row * gates * row) + gate * row
   if stream.by_head:
     head = cta.head * (shape.batch * shape.time * gates * row)

@@ -107,14 +107,14 @@ class Cta:
     shape: sizes.
     reverse: whether the kernel's loop runs from the last time to the first.
     call: options of the run. With `both_directions` the loop of half of the
-      heads runs the other way: the second half, or the first with `reverse`.
+      heads runs backwards: the second half, or the first with `reverse`.
     dtype: dtype of the products' factors; float32 becomes two bfloat16 parts.
 
   Attributes:
     row0: first row of the batch.
     head: head.
     part_of_heads: the direction or the level that the head belongs to.
-    reverse: as given, or int32 with `both_directions`.
+    reverse: flag as given, or int32 with `both_directions`.
     rank: CTA of the cluster.
     unit0: first unit of the head.
     thread: this thread.

@@ -14,12 +14,12 @@ columns of a CTA in one step:
   multiprocessors as there are CTAs: a forward pass of fewer than four gates has
   clusters of fewer CTAs, each with more units, so that all fit. Other kernels
   keep 32 units a CTA and hand off through the L2 cache.
-* Beyond that, first a cluster of up to 16 CTAs whose registers hold all of the
-  recurrent kernel.
+* For larger heads, first a cluster of up to 16 CTAs whose registers hold all of
+  the recurrent kernel.
 * Then 16 or 24 units a CTA all over the device: a hand-off through the L2
   cache, the fewest columns first. A GRU of 768 units and 16 sequences in
   bfloat16 gets 768 / 16 = 48 CTAs for each of two slices of 8 sequences.
-* Then a cluster with a part of the recurrent kernel in shared memory. Where a
+* Then a cluster with a part of the recurrent kernel in shared memory. If a
   step has two hand-offs, this comes before the device.
 * One head of `_DIRECT_UNITS` units or more, in 16 bits and with one product a
   step, has 16 units a CTA all over the device, and each warp polls its part of
@@ -27,7 +27,7 @@ columns of a CTA in one step:
   kernel.
 
 Within each kind, CTAs take as few columns as resident CTAs allow, since columns
-of one CTA run one after the other on its tensor cores.
+of one CTA run in turn on its tensor cores.
 
 The numbers below were measured on one H200 in November 2026;
 benchmarks/tuning_dense_h200.json has the measurements.
@@ -310,7 +310,7 @@ def _most_in_clusters(target: devices.Target) -> int:
   """Returns the CTAs in clusters of more than two that are resident at once.
 
   Clusters have to fit however multiprocessors are dealt to at most 8 groups of
-  18. That leaves some over, most of them where few multiprocessors work.
+  18. That leaves some over, most where few multiprocessors work.
   """
   cores = target.cores
   return cores * 8 // 11 if cores >= 128 else cores * 3 // 8

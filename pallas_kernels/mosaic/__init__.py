@@ -1,6 +1,6 @@
 """The ground that the three kernel families stand on, for Mosaic GPU.
 
-Mosaic GPU is Pallas's compiler for Hopper and newer. From the bottom up:
+Mosaic GPU is Pallas's compiler for Hopper and newer. Modules, bottom up:
 
     ptx                 code for single threads, by names of operands
     memory              loads and stores: `_smem` by bytes, `_gmem` by elements

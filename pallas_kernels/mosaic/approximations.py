@@ -24,9 +24,9 @@ class Accuracy:
 
   Attributes:
     error: bound of the absolute error of tanh, the logistic function and
-      log1p, where that is cheaper than a relative error of some 1e-7. From
-      2^-22 on, digits near zero are given up; from 2^-11 on, a quarter of the
-      rounding to bfloat16, tanh is a single instruction.
+      log1p, where that is cheaper than a relative error of some 1e-7. With
+      2^-22 or more, digits near zero are given up; with 2^-11 or more, a
+      quarter of the rounding to bfloat16, tanh is a single instruction.
     reciprocal: 1 / x of a float32 array, or None for a square of the reciprocal
       square root.
   """
@@ -51,7 +51,7 @@ class Approximations:
   """Special functions of one traced function; costly work is done once.
 
   The compiler merges equal arithmetic, but not equal special functions, and
-  does not know that some of them share most of their work.
+  does not know that some functions share most of their work.
 
   Args:
     accuracy: the accuracy of the functions.

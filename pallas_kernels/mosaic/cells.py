@@ -27,7 +27,7 @@ class Environment:
   """Values of a jaxpr's variables, filled in as equations are evaluated.
 
   Args:
-    rule: for each equation.
+    rule: evaluates an equation.
     literal: maps a literal in the jaxpr to its value.
   """
 
@@ -58,13 +58,13 @@ def interpret(
     rule: Rule,
     literal: Callable[[Any], Any] = lambda value: value,
 ) -> list[Any]:
-  """Returns the results of a jaxpr; arguments as for `Environment`.
+  """Returns the results of a jaxpr; arguments as in `Environment`.
 
   Args:
     jaxpr: an open jaxpr.
     consts: values of its constants.
     args: values of its arguments.
-    rule: for each equation.
+    rule: evaluates an equation.
     literal: maps a literal in the jaxpr to its value.
   """
   environment = Environment(rule, literal)
@@ -104,12 +104,12 @@ def variables(atoms: Iterable[Any]) -> set[Any]:
 # Pointwise functions and their derivatives as code that Mosaic GPU lowers.
 #
 # A cell's `update` is plain `jnp`, written for any device. Inside a kernel body
-# it meets a compiler that knows fewer primitives, and some of those it knows
+# it meets a compiler that knows fewer primitives, and some that it knows
 # are slow on a GPU. The functions here trace a function, replace these
-# primitives (`approximations`) and leave the others alone:
+# primitives (`approximations`) and leave all other ones alone:
 #
-# * `legalize(fn)` is fn, for calls inside a kernel body; * `map_rows` is the
-# same for several steps at once; * `in_turn` evaluates urgent results first.
+# * `legalize(fn)` is fn, for calls inside a kernel body; * `map_rows` is fn
+# for several steps at once; * `in_turn` evaluates urgent results first.
 #
 # fn may itself be a `jax.vjp`: the derivative is derived from the one
 # definition, so no cell has one of its own. `pull` applies the pullback that it
@@ -240,7 +240,7 @@ def in_turn(
 
   Returns:
     A function of the arguments. It returns the urgent results, and a function
-    that evaluates the remaining operations and returns the other results.
+    that evaluates the remaining operations and returns the remaining results.
   """
   closed = jax.make_jaxpr(fn)(*avals)
   jaxpr = closed.jaxpr
@@ -359,7 +359,7 @@ def used(fn: Callable[..., Any], *args) -> list[bool]:
 def value_numbers(fn: Callable[..., Any], *args) -> list[int]:
   """Returns a number for each leaf of fn's value; equal means equal.
 
-  Two leaves have one number if they are the same operations of the same values,
+  Two leaves have one number if they are equal operations on equal values,
   additions of zero aside.
   """
   # Shapes without a mesh would be brought to one that is there.

@@ -20,7 +20,7 @@ def _map(code: str, result, operands: dict[str, Any]) -> Array:
 
 def reciprocal(x: Array) -> Array:
   """Returns 1 / x of float32, to an error of 1e-7; denormals count as 0."""
-  # A value that is the same in all threads may have no layout.
+  # A value that is equal in all threads may have no layout.
   x = plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))
   return _map('rcp.approx.ftz.f32 %y, %x;', jnp.float32, {'x': x})
 
@@ -95,7 +95,7 @@ def mma(
     acc: four float32 [128]: rows l/4 (twice) and l/4 + 8 (twice), columns 2 (l
       mod 4) and the next, l the lane.
     a: four int32 [128], two elements each: rows as acc's first and third,
-      columns 2 (l mod 4) and the next; then the same rows, 8 columns further.
+      columns 2 (l mod 4) and the next; then these rows, 8 columns further.
     b: two int32 [128]: column l/4, rows 2 (l mod 4) and the next; 8 further.
     dtype: the dtype of a and b, 16 bits.
   """

@@ -19,8 +19,8 @@ publishes some later step only after it has read step s, so the writer retires
 the slot of step s once it has polled that later step. The fence comes in time
 for the sentinel to be seen before the slot is polled again.
 
-CTAs that poll each other must all be on the device at once, or those that wait
-keep the others from starting. `tuning` cuts the work accordingly and
+CTAs that poll each other must all be on the device at once, or CTAs that wait
+keep the rest from starting. `tuning` cuts the work accordingly and
 `one_at_a_time` keeps `jax.vmap` from adding CTAs.
 
 Warpgroups of a CTA, and CTAs of a cluster, need no sentinel: barriers and
@@ -45,7 +45,7 @@ Array = jax.Array
 Ref = Any
 
 # A NaN bit pattern that no computation produces, in 16 and in 32 bits. Data
-# that holds it all the same is published as another NaN.
+# that holds it nevertheless is published as another NaN.
 SENTINEL = '0xFFFFFFFF'
 _LARGEST_DATA = '0xFFFFFFFE'
 
@@ -120,7 +120,7 @@ def one_at_a_time(kernel: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a kernel that `jax.vmap` runs once for each element.
 
   By Pallas's own rule the grid would gain an axis. Its CTAs would share one
-  semaphore, and more of them would wait for each other than fit on the device.
+  semaphore, and more CTAs would wait for each other than fit on the device.
   """
   return jax.custom_batching.sequential_vmap(kernel)
 
@@ -220,8 +220,8 @@ def poll(
       followed by any number of (int32 condition, reference, offset) that are
       read instead where the condition is not 0; the last one wins.
     size: bytes of an element, 2 or 4.
-    seen: results of `peek` for these places, from the same step of a loop, or
-      None. Where they hold data, nothing is read again.
+    seen: results of `peek` for these places, from this step of the loop, or
+      None. If they hold data, nothing is read again.
 
   Returns:
     Four int32 [128] for each place.
@@ -289,8 +289,8 @@ def any_sentinel(words: Sequence[str], size: int) -> str:
 # Reads mailboxes at places that lie at fixed distances from each other.
 #
 # A thread needs one address for all places of a line, which leaves registers to
-# the data. `look` begins to read; `await_pieces` reads again what was not
-# there. Elements have 16 bits.
+# the data. `look` begins to read; `await_pieces` reads the missing data
+# again. Elements have 16 bits.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Line:
   Attributes:
     ref: an array in device memory.
     offset: the place at distance 0, in elements, int32 [128].
-    instead: (int32 condition, reference, offset) to read at the same distances
+    instead: (int32 condition, reference, offset) to read at those distances
       where the condition is not 0, after these have been published; or None.
   """
 
@@ -403,7 +403,7 @@ def look(lines: Sequence[Line], pieces: Sequence[Piece]) -> list[Array]:
 
   Args:
     lines: the lines that they lie in; elements have 16 bits.
-    pieces: pieces of these lines.
+    pieces: pieces of the lines.
 
   Returns:
     Four int32 [128] for each piece.
@@ -428,8 +428,8 @@ def await_pieces(
 
   Args:
     lines: the lines that they lie in.
-    pieces: pieces of these lines.
-    seen: results of `look`, from the same step of a loop.
+    pieces: pieces of the lines.
+    seen: results of `look`, from this step of the loop.
   """
   reader = _Lines(lines, pieces)
   for word, x in zip(reader.words, seen, strict=True):

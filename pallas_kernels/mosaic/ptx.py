@@ -216,7 +216,7 @@ def fragmented(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
 
 
 def stack(arrays: Sequence[Array]) -> Array:
-  """Joins the elements of each thread, one array after the other."""
+  """Joins the elements of each thread, array by array."""
   counts = [per_thread(x) for x in arrays]
   if len(arrays) == 1:
     return arrays[0]

@@ -1,6 +1,6 @@
 """Flags of a step: whether it restarts or holds the carry.
 
-A condition is a scalar, the same for all lanes (an array where lanes have
+A condition is a scalar, equal for all lanes (an array where lanes have
 several sequences), or None for never: a flag that no call gives costs nothing.
 """
 

@@ -56,7 +56,7 @@ def make_signals(signals: Ref, arrivals: Sequence[int], where) -> None:
 
   Args:
     signals: shared memory, 8 bytes for each mbarrier.
-    arrivals: for each mbarrier, how many complete its phase.
+    arrivals: number of arrivals that complete a phase of each mbarrier.
     where: int32, not 0 in the one thread that does it.
   """
   code = '{ .reg .u32 m; .reg .pred p; setp.ne.s32 p, %where, 0;'
@@ -80,7 +80,7 @@ def send(
   """Stores 16 bytes in another CTA's shared memory, counted by its mbarrier.
 
   Args:
-    ref: shared memory, which the other CTA has at the same address.
+    ref: shared memory, at one address in both CTAs.
     offset: the place in bytes.
     words: four int32 [128].
     signals: mbarriers in shared memory.

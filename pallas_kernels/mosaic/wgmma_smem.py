@@ -36,7 +36,7 @@ def for_tma(ref: Ref, index: tuple[Any, ...]) -> Ref:
 
   Args:
     ref: matrices.
-    index: which one.
+    index: index of the matrix.
   """
   swizzled, _ = ref.transforms
   untiled = type(ref)(ref.ref, (swizzled,)).at[index]

@@ -5,7 +5,7 @@ Which kernel runs which recurrence:
     linear      linear in the carry (minGRU, minLSTM, a plain `linear_scan`)
     diagonal    a diagonal recurrent kernel (IndRNN, IRevRNN)
 
-From the call to the hardware:
+Modules, from the call to the hardware:
 
     op             the differentiable operation: padding, custom_vjp, vmap rule
     tuning         picks the cut

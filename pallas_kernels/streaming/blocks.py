@@ -108,7 +108,7 @@ class Stream:
   Attributes:
     array: position among the kernel's arrays.
     gate: index of the third axis, or None where there is none.
-    dtype: as stored.
+    dtype: dtype as stored.
     shift: number of steps of time by which it is read later.
   """
 
@@ -152,7 +152,7 @@ def pad_to_tiles(features: int, small: Any) -> Any:
   return jax.tree.map(lambda x: pad_features(x, padded), small)
 
 
-# Blocks of time in device memory, and whose warpgroup copies what.
+# Blocks of time in device memory, and the warpgroups that copy them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +163,11 @@ class Config:
     rows: time steps in a block, at least 2: Pallas takes a single row for
       contiguous whatever its end.
     warpgroups: warpgroups of a CTA; 1 for a recurrence that is not linear.
-    segments: of a sequence: 1, or of a linear recurrence with 1 warpgroup any
-      even number.
+    segments: number in a sequence: 1, or any even number for a linear
+      recurrence with 1 warpgroup.
     stages: slots of each warpgroup's ring buffer of inputs.
-    ahead: with several segments, the waves between the first time that a block
-      is read, for its map, and the second.
+    ahead: number of waves, with several segments, between the first time that a
+      block is read, for its map, and the second.
   """
 
   rows: int
@@ -283,7 +283,7 @@ class Inputs:
   """Ring buffers of the streams that a warpgroup reads.
 
   Args:
-    walk: over time.
+    walk: walk over time.
     streams: the streams to be read.
     arrays: references to device memory that hold the streams.
     rings: a ring buffer [slots, rows, LANES] for each stream.
@@ -349,7 +349,7 @@ class Outputs:
   """Ring buffers of the streams that a warpgroup writes.
 
   Args:
-    walk: over time.
+    walk: walk over time.
     streams: the streams to be written.
     arrays: references to device memory that hold the streams.
     rings: a ring buffer [slots, rows, LANES] for each stream.

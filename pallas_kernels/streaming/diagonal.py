@@ -3,7 +3,7 @@
 carry_t = plan.step(theta, inputs_t, carry_{t-1}), pointwise and not linear, so
 time is sequential and the latency of one step decides. Each thread has one
 feature of one batch row: its carry never leaves the registers, inputs arrive by
-TMA several blocks ahead and carries leave the same way. Enough threads to hide
+TMA several blocks ahead and carries leave by TMA too. Enough threads to hide
 the latency come from several CTAs on a multiprocessor.
 
 The carries are all that is saved for the adjoint.

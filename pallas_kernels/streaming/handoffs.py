@@ -116,12 +116,12 @@ def types(config: blocks.Config) -> list:
 
 # Hand-off of a linear recurrence between the CTAs of one sequence.
 #
-# Where batch and features alone do not fill the device, several CTAs share a
+# If batch and features alone do not fill the device, several CTAs share a
 # sequence. Each wave of blocks is dealt to them, one block each; the blocks of
 # one CTA are a segment. A block amounts to one affine map h -> A h + B. A CTA
 # composes the map of its block some waves before the recurrence gets there, and
 # publishes it in a mailbox. When its turn comes it polls the maps of all
-# segments of the wave, and applies those before its own to h. So polling takes
+# segments of the wave, and applies the earlier maps to h. So polling takes
 # no time unless another CTA is behind, and inputs are read from device memory
 # once.
 
@@ -136,7 +136,7 @@ class MapRing(mailbox.MailboxRing):
   waves later, so its writer empties it then.
 
   Args:
-    walk: over time.
+    walk: walk over time.
     ref: an array in device memory, of `MapRing.shape`.
   """
 
@@ -214,8 +214,8 @@ def handoff(
     inputs: ring buffers of this warpgroup's blocks.
     find: wave -> the map of each step in this warpgroup's block, once its
       inputs are there.
-    scratch: for warpgroups, as `types` lists it.
-    mailboxes: for CTAs, as `mailboxes` lists them.
+    scratch: memory of warpgroups, as `types` lists it.
+    mailboxes: mailboxes of CTAs, as `mailboxes` lists them.
   """
   config = inputs.walk.config
   if config.segments > 1:

@@ -83,16 +83,16 @@ def walk(plan: Plan, reverse: bool) -> blocks.Walk:
 
 
 class Operands(NamedTuple):
-  """Operands of a kernel. Those that it does not read may be any arrays.
+  """Operands of a kernel. Operands that it does not read may be any arrays.
 
   Attributes:
     theta: per-feature parameters, [plan.params, Fp], with Fp the padded
       features.
     arrays: inputs, each [B, T, F] or [B, T, G, F].
-    carries: for the adjoint, all arrays of the carry after every step, each
-      [B, T, F].
-    carry: before the first step, [B, Fp] if linear, else [S, B, Fp].
-    restart: the carry after a reset, of the same shape.
+    carries: all arrays of the carry after every step, each [B, T, F], for the
+      adjoint.
+    carry: carry before the first step, [B, Fp] if linear, else [S, B, Fp].
+    restart: the carry after a reset, of `carry`'s shape.
     flags: int32 [B, T], bits RESET and HOLD.
   """
 
@@ -150,9 +150,9 @@ class Loop:
     counts: how many are arrays of `ins`, arrays of `outs` and other outputs.
 
   Attributes:
-    walk: over time.
+    walk: walk over time.
     inputs: ring buffers of `ins`.
-    others: references to the other outputs.
+    others: references to all further outputs.
     scratch: further scratch.
   """
 
@@ -177,11 +177,11 @@ class Loop:
     return BlockFlags(self.walk, self._flags, wave)
 
   def run(self, wave: Callable[..., tuple[Any, Any]], state: Any) -> Any:
-    """Runs all waves, and writes what they return; returns the last state.
+    """Runs all waves, and writes their results; returns the last state.
 
     Args:
       wave: (index, state) -> (state, rows of `outs`).
-      state: before the first wave.
+      state: state before the first wave.
     """
 
     def whole(k, state):
@@ -212,15 +212,15 @@ def run(
     body: takes a `Loop` and references to theta, carry and restart, and to the
       cotangent of the last carry.
     operands: arrays that the kernel reads.
-    cotangents: of the adjoint, which runs against the order of the recurrence;
-      None for the forward kernel.
+    cotangents: cotangents of the adjoint, which runs against the order of the
+      recurrence; None for the forward kernel.
     ins: streams that are read.
     outs: streams that are written; of the adjoint the cotangents of inputs.
-    others: types of the other outputs.
+    others: types of all further outputs.
     scratch: types of further scratch.
 
   Returns:
-    The arrays that hold `outs`, and the other outputs.
+    The arrays that hold `outs`, and all further outputs.
   """
   config, layout = plan.config, plan.layout
   theta, arrays, carries, carry, restart, flags = operands
@@ -271,9 +271,9 @@ def run(
 
 # Flags of the steps of one block, and the maps of steps with flags.
 #
-# A kernel reads the flags of a block as a few words. Where no bit of them is
-# set, as in most blocks of a sequence with some resets, it skips what flags
-# need.
+# A kernel reads the flags of a block as a few words. If no bit of a block is
+# set, as in most blocks of a sequence with some resets, it skips all work for
+# flags.
 
 
 # Steps of a word, which has bits of each.
@@ -314,8 +314,8 @@ class BlockFlags:
   """The flags of a block's steps; steps beyond the sequence are held.
 
   Args:
-    walk: over time.
-    ref: what `pack` returned, in device memory, or None without flags.
+    walk: walk over time.
+    ref: the result of `pack`, in device memory, or None without flags.
     wave: the block's wave.
   """
 
@@ -349,12 +349,12 @@ class BlockFlags:
     return (self._words[word] & bit) != 0
 
   def either(self, with_flags: Callable[[], Any], without: Callable[[], Any]):
-    """Returns what one of two functions returns, by whether a flag is set.
+    """Returns the result of one of two functions, by whether a flag is set.
 
     Args:
-      with_flags: is right for any flags.
-      without: is right where no flag of the block is set, and returns arrays of
-        the same types.
+      with_flags: function that is right for any flags.
+      without: function that is right where no flag of the block is set; it
+        returns arrays of equal types.
     """
     if not self._words:
       return with_flags()

@@ -10,7 +10,7 @@ Time is shared out at two levels:
 * Warpgroups of a CTA have a block of steps each. They compute (a, b) of all
   steps in it independently, and take turns for the recurrence itself, which is
   one operation a step (`handoffs.py`).
-* Where batch and features alone do not fill the device, CTAs share a sequence.
+* If batch and features alone do not fill the device, CTAs share a sequence.
   A block of steps amounts to one affine map h -> A h + B (Martin and Cundy,
   2018); CTAs publish their maps in device memory, so that each can compute the
   h that it starts from.
@@ -115,7 +115,7 @@ def _write_last(walk: blocks.Walk, ref: Any, h: Array):
     ref[walk.batch, walk.features] = h
 
 
-# The adjoint of `linear`: a recurrence of the same kind, backwards in time.
+# The adjoint of `linear`: a recurrence of this kind, backwards in time.
 #
 # With g_t the cotangent of h_t, λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
 #

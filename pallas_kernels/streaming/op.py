@@ -225,7 +225,7 @@ def linear_adjoint_of(
     arrays: inputs, [B, T, F] or [B, T, g, F].
     carry: h before the first step, float32 [1, B, F].
     reset: bool [B, T] or None.
-    h: after every step, [B, T, F].
+    h: h after every step, [B, T, F].
     d_last: cotangent of the final carry, float32 [1, B, F].
     d_h: cotangent of h.
 

@@ -5,7 +5,7 @@ A cut changes speed, never results beyond rounding. The rule has three costs:
 * Bytes in flight. Too many slow a kernel down; too few leave the memory idle.
 * Waiting. It takes hundreds of cycles a block, so blocks must be large enough
   to hide it.
-* Occupancy. Where sequences times tiles of features are fewer than the
+* Occupancy. If sequences times tiles of features are fewer than the
   multiprocessors, time is cut into segments, which several CTAs run; where they
   are more, a multiprocessor has several.
 
@@ -58,7 +58,7 @@ _SEGMENT_STEPS = 256
 _MAX_SEGMENTS = 32
 
 # Stages of a segment, and waves between the two reads of a block. The hand-off
-# costs the same for few rows and for many, so blocks are as large as fit.
+# costs as much for few rows as for many, so blocks are as large as fit.
 _SEGMENT_STAGES, _AHEAD = 4, 2
 
 # Rows of a block of a segment, which are unrolled.

@@ -12,7 +12,7 @@ part of R, on chip for the whole sequence.
     choice.py        where it pays; limits.py: sizes that can run
     tuning.py        how large tiles are: a Config
     cut.py           tiles, which CTA has which, and how CTAs wait for others
-    plan.py          static facts of one kernel, and what the adjoint keeps
+    plan.py          static facts of one kernel, and arrays the adjoint keeps
     kernel_call.py   grid, scratch, counters
     forward.py       the kernels, with timelines of a step
     backward.py
@@ -30,13 +30,13 @@ Glossary:
     unit         a feature of one head.
     tile         some rows and units of one head, with all gates; a CTA
                  computes one at a time.
-    row block    all tiles of the same rows and head; they wait for each other
+    row block    all tiles of certain rows and a head; they wait for each other
                  in each step, and for no other.
     slice        64 of the elements that a product sums over.
     part         eight units of one row, which one thread has.
     operand      the factor of a product that changes from step to step: h, or
                  the gates' cotangents.
-    matrix       the other factor: R, or R transposed.
+    matrix       the fixed factor: R, or R transposed.
     low tile     one of 32 rows, whose product is transposed.
     team         CTAs of a cluster, each with a part of the sum of a tile.
     start        the carry that a step starts from, after a reset.

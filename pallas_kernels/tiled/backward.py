@@ -8,7 +8,7 @@ d_gates of that step, and the part that its update passed on. Downwards:
     -------------------------------------  -----------------------------------
     wait: counter of the row block         first slices of R' -> ring buffer
                                            first slices of d_gates[t+1]
-    multiply slices as they arrive         the other slices
+    multiply slices as they arrive         all further slices
     for each part of the tile:             first slices of R', for step t - 1
       read inputs, R h and carries of t
       pull the cotangent through update
@@ -102,7 +102,7 @@ class Loaded(NamedTuple):
 
 
 def out_type(plan: plan_lib.Plan, sums: int) -> Outputs:
-  """Returns the types of what a kernel writes.
+  """Returns the types of a kernel's outputs.
 
   Args:
     plan: static facts of the kernel.
@@ -386,12 +386,12 @@ class _Streamed(Warpgroup):
 
 def _units(x: Array) -> list[Array]:
   """Returns each unit of four, float32 [128]."""
-  # A value that is the same in all threads may have no layout.
+  # A value that is equal in all threads may have no layout.
   return ptx.unstack(plgpu.layout_cast(x, ptx.layout(fragments.UNITS // 2)))
 
 
 def _in_halves(tree: Any) -> list[Any]:
-  """Cuts parts, loaded or not, into their first four units and the others."""
+  """Cuts parts, loaded or not, into their first and last four units."""
   half = fragments.UNITS // 2
 
   def cut(x):

@@ -1,4 +1,4 @@
-"""Where kernels in tiles pay. It imports no GPU backend until one is needed."""
+"""When kernels in tiles pay. It imports no GPU backend until one is needed."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from pallas_kernels.tiled import limits
 # tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
 WORK = 130_000_000
 
-# The same where both passes keep R on the chip, of more rows than a tile has,
+# The work where both passes keep R on the chip, of more rows than a tile has,
 # heads of so many units and few arrays in a carry: with four, the adjoint has
 # too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
 # rows of 768 units, 128 of 512, 192 of 384.

@@ -29,7 +29,7 @@ class Config:
     groups: number of groups of 32 units of a tile.
     stages: slots of the ring buffer for slices of products.
     ahead: whether a part is read while the part before it is computed.
-    ctas: on the device at once.
+    ctas: number of CTAs on the device at once.
   """
 
   warpgroups: int
@@ -127,7 +127,7 @@ class Tile:
     counter: index of its row block, among the row blocks of all heads.
     head: its head.
     row: the first row.
-    block: which tile of the head's units.
+    block: index of the tile among the head's units.
   """
 
   counter: object
@@ -144,7 +144,7 @@ class Tile:
 # waits until all have. Counters only grow.
 #
 # Results are stored by threads and read by TMA, which is another proxy: the
-# reader fences, once it knows of them. If writers fence as well, a step of an
+# reader fences, once it knows of new ones. If writers fence too, a step of an
 # LSTM of 128 rows of 768 units takes .4 us longer, on an H100.
 
 
@@ -157,7 +157,7 @@ class Counters(mailbox.Mailbox):
 
   Args:
     ref: int32 in device memory, one each.
-    count: number of them.
+    count: number of counters.
   """
 
   def __init__(self, ref: Ref, count: int):
@@ -171,7 +171,7 @@ class Counters(mailbox.Mailbox):
     )
 
   def clear(self) -> None:
-    """Every CTA stores the same zeros, before all of them meet."""
+    """Every CTA stores every zero, before all CTAs meet."""
     lane = ptx.thread()
     for start in range(0, self.count, ptx.LANES):
       zero = ptx.full(1, 0, jnp.int32)
@@ -211,9 +211,9 @@ class Counters(mailbox.Mailbox):
     the warpgroup's copies, and more that poll would slow down the writers. If
     the counter does not reach the number, the kernel is aborted with an error.
     """
-    # The index of the warp is the same in all its threads, and ptxas has to see
-    # that: else it takes what follows for divergent, and runs the products of
-    # tensor cores one after the other.
+    # The index of the warp is equal in all its threads, and ptxas has to see
+    # that: else it takes the code below for divergent, and runs the products of
+    # tensor cores in turn.
     code = (
         '{ .reg .u32 v, k, w; .reg .pred p, q; .reg .u64 a, o;'
         ' mov.u32 w, %tid.x; shr.u32 w, w, 5;'

@@ -1,6 +1,6 @@
 """The kernels that run a recurrence in tiles.
 
-Where R streams, a step of a CTA with one tile is, downwards:
+If R streams, a step of a CTA with one tile is, downwards:
 
     threads and tensor cores               under way meanwhile
     -------------------------------------  -----------------------------------
@@ -8,7 +8,7 @@ Where R streams, a step of a CTA with one tile is, downwards:
     take and store gates that are no sums
     wait: counter of the row block         first slices of R -> ring buffer
                                            first slices of h[t] -> ring buffer
-    multiply slices as they arrive         the other slices
+    multiply slices as they arrive         all further slices
                                            x[t] -> L2 cache
     for each part of the tile:             first slices of R, for step t + 1
       read x[t] and the carry; update      x[t] and the carry of the next part
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
   Attributes:
     theta: float32 [P, F].
     x: inputs of all steps, [B, T, G F]; None where the kernel multiplies.
-    source: what W multiplies, [B, T, I], or None.
+    source: operand of W, [B, T, I], or None.
     matrix: R as `plan.arrange` orders it, or W and R as `plan.arrange_both`.
     carry: float32 [S, B, F].
     restart: float32 [S, B, F], or None without flags.
@@ -85,11 +85,11 @@ class Outputs(NamedTuple):
     carries: outputs of all steps, each [B, T, F].
     h: h that every step starts from, 16 bits, [B, T, F]; [2, B, F] for two
       steps in turn unless it is saved.
-    others: if saved, the other arrays that every step starts from, float32
+    others: further arrays that every step starts from, if saved, float32
       [B, T, F].
-    gates: if saved, R h of every step, and x added to those gates that are
-      sums, in `Plan.kept_dtype`, [B, T, G' F].
-    alone: if saved and multiplied here, inputs in no sum, [B, T, K F].
+    gates: R h of every step, if saved, with x added to gates that are sums,
+      in `Plan.kept_dtype`, [B, T, G' F].
+    alone: inputs in no sum, if saved and multiplied here, [B, T, K F].
     last: float32 [S, B, F].
     state: the carry that a step starts from, float32 [S, B, F]; None where it
       stays in registers.
@@ -105,7 +105,7 @@ class Outputs(NamedTuple):
 
 
 def _out_type(plan: plan_lib.Plan) -> Outputs:
-  """Returns the types of what a kernel writes."""
+  """Returns the types of a kernel's outputs."""
   steps, rows = plan.steps_type, (plan.batch, plan.features)
   state = jax.ShapeDtypeStruct((plan.states, *rows), jnp.float32)
   two = jax.ShapeDtypeStruct((2, *rows), plan.dtype)
@@ -169,9 +169,9 @@ class _Warpgroup:
   def _kept(self, x, h_gates) -> tuple[Any, ...]:
     """Returns `Plan.kept` of a part for the adjoint, as `write_kept` stores it.
 
-    Where the kernel has multiplied W x the gates are sums already. Beyond the
-    range of their dtype gates are saturated; an infinity would make NaN of
-    them. Words have half of a thread's registers that the gates have.
+    If the kernel has multiplied W x the gates are sums already. Gates outside
+    the range of their dtype are saturated; an infinity would turn them into
+    NaN. Words have half of a thread's registers that the gates have.
     """
     plan = self.plan
     if not plan.save:

@@ -1,4 +1,4 @@
-"""Where the elements of a tile lie: which thread has which rows and units.
+"""Places of the elements of a tile: which thread has which rows and units.
 
 A tensor core leaves thread l of a warp two columns in each eight: 2 (l mod 4)
 and the next. The columns of R are put in such an order, `permute`, that
@@ -38,7 +38,7 @@ _HALVES = 2
 
 
 def laid_out(x: Array) -> Array:
-  """Returns a part that may be the same in all threads, with a layout."""
+  """Returns a part that may be equal in all threads, with a layout."""
   return plgpu.layout_cast(x, ptx.layout(ptx.per_thread(x)))
 
 
@@ -99,8 +99,8 @@ def parts(total: Array, units: int = UNITS) -> list[Array]:
 def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
   """Returns a product [64, columns] with zeros in some groups of columns.
 
-  Every register is changed by a mask that the compiler does not know. Where
-  only some change between two products into the same registers, ptxas lets
+  Every register is changed by a mask that the compiler does not know. If only
+  some registers change between two products into them, ptxas lets
   each instruction of a tensor core wait for the one before (C7511).
 
   Args:
@@ -144,7 +144,7 @@ def cleared(total: Array, groups: Sequence[int], negative: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-  """Where this thread's part of a tile lies.
+  """The place of this thread's part in a tile.
 
   Attributes:
     row: a row of the batch, int32 [128].
@@ -170,7 +170,7 @@ class Place:
       tile: the tile.
       warpgroup: number of this warpgroup.
       group: number of the group of units.
-      half: which of a thread's two rows.
+      half: index of one of a thread's two rows.
     """
     thread = ptx.thread()
     warp, lane = thread >> 5, thread & 31
@@ -264,7 +264,7 @@ def _spread(offset: Array) -> tuple[Array, Array]:
 
   Two neighbours have 64 bytes in sequence. If each accessed its own 32 bytes,
   an instruction would touch half of each sector of memory. So the two access
-  the first 32 bytes by one instruction and the others by a second one, and
+  the first 32 bytes by one instruction and the rest by a second one, and
   `_exchange` their elements.
   """
   odd = _odd()

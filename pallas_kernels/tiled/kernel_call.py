@@ -1,4 +1,4 @@
-"""Makes a kernel: one CTA a multiprocessor, all of them at once."""
+"""Makes a kernel: one CTA a multiprocessor, all CTAs at once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """Tiles of 32 rows: the matrix is the first factor of their product.
 
 A tensor core multiplies 64 rows at a time. A batch of fewer rows would waste
-half of them, so the product of a low tile is transposed: 64 columns of the
+half of the 64, so the product of a low tile is transposed: 64 columns of the
 matrix are its rows, and the rows of the batch its columns.
 
     product      [64 columns, 32 rows], 16 columns a warp
@@ -70,7 +70,7 @@ def words(product: Array) -> list[Sequence[Array]]:
     registers = list(x.registers.flat)
     results = []
     for octet in range(octets):
-      # Those of the first column, then of that eight further.
+      # Registers of the first column, then of the column eight further.
       pairs = registers[2 * octet : 2 * octet + 2]
       for row in range(2):
         for pair in pairs:

@@ -10,7 +10,7 @@ on; others update. In the forward pass a CTA has all of its tile's matrix:
 
 In the adjoint the sum is over all gates, too long for one CTA. A team of four
 CTAs has a part of the sum each. Warp w of a product has its rows 16 w and
-following, and the sums of these rows are what CTA w of the team finishes:
+following, and CTA w of the team finishes the sums of these rows:
 
     multiplies    product   [64 rows, units], a part of the sum
                   send      warp w: 16 rows -> shared memory of CTA w
@@ -60,7 +60,7 @@ _HALF = 8
 # Bytes of the sums of a group and eight rows.
 _BLOCK = 512
 
-# Pallas uses the first of the sixteen barriers, `cut.Counters` those from 12.
+# Pallas uses the first of the sixteen barriers, `cut.Counters` 12 and up.
 _BARRIER = 11
 
 
@@ -162,7 +162,7 @@ class TeamConfig(Config):
 
   @property
   def sum_words(self) -> int:
-    """Shared memory for sums of the others, in int32."""
+    """Shared memory for sums of all members but this CTA, in int32."""
     return (MEMBERS - 1) * self.sum_bytes // 4
 
 
@@ -301,7 +301,7 @@ class Part:
   Attributes:
     place: its place.
     row: a row of the tile, int32 [128].
-    index: which part of the row, int32 [128].
+    index: index of the part of the row, int32 [128].
   """
 
   place: fragments.Place
@@ -395,7 +395,7 @@ def _read(ref: Ref, at: Array, low: bool) -> Array:
 
 
 class Sums:
-  """Sums in shared memory, from one warpgroup to the others of its CTA.
+  """Sums in shared memory, from one warpgroup to the rest of its CTA.
 
   Args:
     config: how the work is cut.

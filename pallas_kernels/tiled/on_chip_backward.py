@@ -1,7 +1,7 @@
 """The adjoint of a recurrence in tiles, with R' on the chip.
 
 As `backward`, of fewer rows: a team of CTAs has one tile for all steps, and
-each of them a part of R' in shared memory. A step of a CTA, downwards:
+each CTA a part of R' in shared memory. A step of a CTA, downwards:
 
     warpgroup that multiplies              warpgroups that update
     -------------------------------------  -----------------------------------

@@ -13,7 +13,7 @@ slots. Arrows are mbarriers, one for each slot:
     copy       operand -> slot          ==arrived==>  multiply
                waits for a free slot    <==consumed== multiply
 
-In every step slices take the slots in the same order, from the first one on.
+Slices take the slots in one order in every step, from the first slot on.
 """
 
 from collections.abc import Callable, Sequence

@@ -187,7 +187,7 @@ def _forward_part(
   """Runs the forward kernel for the part of the batch that one device has.
 
   Returns:
-    The final carry; the outputs; and, if `save`, h, the others and the gates as
+    The final carry; the outputs; and, if `save`, h, `others` and the gates as
     `forward.Outputs` has them, and `kept_gates.alone` of a product.
   """
   inputs = jax.eval_shape(projection.form, x)

@@ -38,7 +38,7 @@ class Loaded:
     return ptx.stack(fragments.decode(self.words, self.dtype))
 
   def halves(self) -> list[Array]:
-    """Returns its first four units and the others."""
+    """Returns its first four units and its last four."""
     if jnp.dtype(self.dtype).itemsize == 2:
       words = self.words[:2], self.words[2:]
       return [ptx.stack(fragments.decode(w, self.dtype)) for w in words]
@@ -187,7 +187,7 @@ class Plan(step.Step):
   def kept_dtype(self) -> Any:
     """The dtype of gates that the forward pass keeps.
 
-    Where h has the digits of float16, sums rounded to it would make derivatives
+    If h has the digits of float16, sums rounded to it would make derivatives
     nearly twice as inexact.
     """
     wide = self.dtype == jnp.float16
@@ -352,7 +352,7 @@ class Plan(step.Step):
 # Gates that the forward pass keeps for the adjoint.
 #
 # It keeps the sum of a gate x + R h, else R h and the input alone. The
-# functions here compute the same arrays for gates that were not kept, and for a
+# functions here compute these arrays for gates that were not kept, and for a
 # device of so few rows that kernels of the family 'dense' run them.
 
 

@@ -78,8 +78,8 @@ class Products:
     early_operand: (step, tile, slice) -> reference, for the first `plan.early`
       slices, whose operands are there from the start.
     between: (step, tile, product) -> (taken, product), called with the product
-      of the early slices; returns what `finish` gets of it, and the product to
-      which the others are added. None where there is nothing to take.
+      of the early slices; returns the part `finish` gets, and the product to
+      which late slices are added. None where there is nothing to take.
   """
 
   plan: Any
@@ -100,8 +100,8 @@ class Products:
     """Calls `finish` for all tiles, step by step.
 
     Args:
-      finish: (step, tile, product, prepared) -> None, with what `between` has
-        taken behind them. Its product is float32 [ROWS, columns], of this
+      finish: (step, tile, product, prepared) -> None; the part that `between`
+        took comes behind them. Its product is float32 [ROWS, columns], of this
         warpgroup's rows; zeros in steps before the first one with products.
       prepare: (step, tile) -> prepared, called before the product.
     """
@@ -182,7 +182,7 @@ class Products:
       pl.when(k >= self.plan.early)(late)
 
   def _multiply(self, step, tile, slot, own) -> tuple[Array, Any, Array]:
-    """Returns a product, what was taken of it, and the following slot.
+    """Returns a product, the part taken of it, and the following slot.
 
     The product is zeros unless `own`.
     """
@@ -262,7 +262,7 @@ class Products:
     plgpu.barrier_arrive(self.buffers.consumed.at[slot])
 
   def _after(self, slot, count: int):
-    """Returns the slot `count` after another, at most all of them."""
+    """Returns the slot `count` after another, at most all slots."""
     slot = slot + count
     stages = self.plan.config.stages
     return jnp.where(slot >= stages, slot - stages, slot)

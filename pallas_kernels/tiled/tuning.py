@@ -12,7 +12,7 @@ x large tiles take less than the model says (benchmarks/tuning_tiled_h100.json).
 Among cuts that it has nearly on a par, 128 x 64 units was the fastest with its
 gradient in four of four shapes (benchmarks/tuning_ties_h200.json).
 
-Where R is on the chip, batches of 17 to 32 rows are cut into tiles of 32 rows,
+If R is on the chip, batches of 17 to 32 rows are cut into tiles of 32 rows,
 others into tiles of 64. An LSTM of 32 x 256 x 1280 (batch x time x units) takes
 2.5 ms forward and backward with them, on one H100, and 4.7 with kernels of the
 family `dense` (benchmarks/tuning_low_tiles_h100.json).
@@ -241,7 +241,7 @@ def _choose_low_team(
 
 
 def _low_stages(turns: int, sums: int) -> tuple[int, int]:
-  """Returns how many slots fit beside a low tile's matrix, and what is held.
+  """Returns numbers of slots beside a low tile's matrix and of slices held.
 
   Args:
     turns: slices of the matrix.

@@ -76,7 +76,7 @@ class AGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     learn_epsilon: whether ε is a parameter, one number for the layer.
     num_heads: diagonal blocks of U and A; features must be a multiple of it.
     kernel_init: initialiser of V, Xavier uniform.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the

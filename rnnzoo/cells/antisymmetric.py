@@ -122,7 +122,7 @@ class AntisymmetricRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
     recurrent_scale: σ_w; W starts as N(0, σ_w² / head_dim).
     num_heads: diagonal blocks of A; features must be a multiple of it.
     kernel_init: initialiser of V, N(0, 1 / in_features).
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the

@@ -75,7 +75,7 @@ class Elman(recurrent.RecurrentLayer[cell.HiddenCarry]):
     features: size of h.
     activation: φ, 'tanh' or 'relu'.
     num_heads: diagonal blocks of R; features must be a multiple of it.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
       computation), param_dtype, implementation ('scan', 'associative_scan',

@@ -40,7 +40,7 @@ class GRUCell(cell.Cell):
 
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
     del carry, diagonal
-    # Where the gates are given, h is a linear recurrence.
+    # If the gates are given, h is a linear recurrence.
     r = sigmoid(x_gates[0] + h_gates[0])
     z = sigmoid(x_gates[1] + h_gates[1])
     n = tanh(x_gates[2] + r * (h_gates[2] + params['recurrent_bias']))
@@ -81,7 +81,7 @@ class GRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     in_features: size of x's last axis.
     features: size of h.
     num_heads: diagonal blocks of R; features must be a multiple of it.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
       computation), param_dtype, implementation ('scan', 'associative_scan',
@@ -94,7 +94,7 @@ class GRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
   References:
     K. Cho et al., 2014, "Learning phrase representations using RNN
     encoder-decoder for statistical machine translation"; the reset-after form
-    is that of version 1 of the paper and of cuDNN.
+    comes from version 1 of the paper and from cuDNN.
   """
 
   def __init__(

@@ -56,7 +56,7 @@ class IndRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
     max_abs: bound of |u| when the layer is made and after each call of
       `rnnzoo.constrain`, for instance 2^(1/T), so that T steps amplify at most
       by 2; None for none.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the

@@ -52,7 +52,7 @@ class IRevRNNCell(cell.Cell):
 
   Attributes:
     activation: ψ, 'relu', 'tanh' or 'sigmoid'.
-    inner_activation: φ, likewise.
+    inner_activation: φ, 'relu', 'tanh' or 'sigmoid'.
   """
 
   activation: str = 'relu'
@@ -76,7 +76,7 @@ class IRevRNNCell(cell.Cell):
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
     if diagonal is None or self.activation != 'relu':
       return None
-    # The inner steps add to h and c what an earlier guess says.
+    # The inner steps add to h and c the amounts of an earlier guess.
     (h,), (_, c) = h_gates, carry
     # As a loop: of all steps of time, XLA would keep R arrays.
     body = lambda state, weights: (self._inner_step(*state, *weights), None)
@@ -152,16 +152,16 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
   Args:
     in_features: size of x's last axis.
     features: size of h and c.
-    inner_steps: R, at most 1,000: the program has all of them one by one.
+    inner_steps: R, at most 1,000: the program unrolls every inner step.
     activation: ψ, 'relu', 'tanh' or 'sigmoid'. The last two bound h.
-    inner_activation: φ, likewise.
+    inner_activation: φ, 'relu', 'tanh' or 'sigmoid'.
     recurrent_range: w starts uniform in this range, which must be within
       `max_abs`; the default is cut there. (0.9, 1.0) in the last layer of a
       stack.
     max_abs: bound of |w|, |a| and |b| when the layer is made and after each
       call of `rnnzoo.constrain`; None for none.
     inner_scale: standard deviation that a and b start with.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the

@@ -55,7 +55,7 @@ class LSTMCell(cell.Cell):
 
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
     del params, carry, diagonal
-    # Where the gates are given, c is a linear recurrence.
+    # If the gates are given, c is a linear recurrence.
     i, f, g, o = map(jnp.add, x_gates, h_gates)
     _, c = solve(lambda carry: carry[1], sigmoid(f), sigmoid(i) * tanh(g))
     return sigmoid(o) * tanh(c), c
@@ -92,10 +92,10 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     forget_bias: added to the initial bias of f. A positive one keeps memory
       from the start, for instance 1 (Jozefowicz et al., 2015).
     chrono_steps: the longest dependency to be learnt, in steps; 3 or more. The
-      initial bias of f is log u with u from U(1, chrono_steps - 1), that of i
-      is its negative (Tallec and Ollivier, 2018). None for `forget_bias`.
+      initial bias of f is log u with u from U(1, chrono_steps - 1), the bias of
+      i its negative (Tallec and Ollivier, 2018). None for `forget_bias`.
     num_heads: diagonal blocks of R; features must be a multiple of it.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
       computation), param_dtype, implementation ('scan', 'associative_scan',

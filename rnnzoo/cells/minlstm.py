@@ -53,7 +53,7 @@ def _shares_jvp(primals, tangents):
 
 @jax.custom_jvp
 def _slopes(f, i, shares, slopes):
-  """Returns `slopes`, those of f' by f and -i: f' i' σ(-f) and f' i' σ(-i)."""
+  """Returns `slopes`, of f' by f and by -i: f' i' σ(-f) and f' i' σ(-i)."""
   del f, i, shares
   return slopes
 
@@ -128,7 +128,7 @@ class MinLSTM(recurrent.RecurrentLayer[cell.HiddenCarry]):
       log-space version, g(x) = x + 0.5 where x >= 0 and σ(x) elsewhere, which
       keeps h > 0. Both run in linear space, where a reset is exact and long
       sequences keep their digits.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, dtype (of the computation),
       param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
       for the fastest), time_axis_name (inside `jax.shard_map`, the mesh axis

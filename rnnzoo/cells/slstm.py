@@ -22,7 +22,7 @@ def log_sigmoid(x):
   return jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x)))
 
 
-# exp of it is so large that what is beside it does not count, and sums and
+# exp of it is so large that other terms do not count beside it, and sums and
 # reciprocals of such numbers are float32. Derivatives of less than exp(-70) are
 # those at this bound.
 _LARGE = 70.0
@@ -50,7 +50,7 @@ def _reciprocal_jvp(primals, tangents):
 
 
 def _mix(least, i, f, t, c, n, m):
-  """Returns the same; g; and what c + g t is multiplied by for c' / n', c'."""
+  """Returns `mix`'s results; g; and factors of c + g t for c' / n', c'."""
   # No logarithm on the way to g: exp(-l) is exp(-m) (1 + exp(-f)).
   old, forgotten = jnp.minimum(i - m, _LARGE), jnp.minimum(i - m - f, _LARGE)
   g = jnp.exp(old) + jnp.exp(forgotten)
@@ -91,7 +91,7 @@ class SLSTMCarry(NamedTuple):
   Attributes:
     h: output of the last step, [..., features].
     c: memory, scaled by exp(-m), [..., features].
-    n: normaliser, scaled likewise, [..., features].
+    n: normaliser, scaled by exp(-m), [..., features].
     m: stabiliser of the exponential gates, [..., features].
   """
 
@@ -116,7 +116,7 @@ class SLSTMCell(cell.Cell):
   n' = max(f' n + i', 1)                normaliser
   h' = σ(o) c' / n'
 
-  which for n >= 0 is the same as, with g = i' / f' = exp(i - l),
+  which for n >= 0 equals, with g = i' / f' = exp(i - l),
 
   c' = (c + g tanh(z)) / max(g, 1)
   n' = max(n + g, 1) / max(g, 1)
@@ -152,7 +152,7 @@ class SLSTMCell(cell.Cell):
     return sigmoid(o) * mean, c, n, m
 
   def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
-    # Where the gates are given, m is a recurrence of maxima, and with it c and
+    # If the gates are given, m is a recurrence of maxima, and with it c and
     # n are linear, n with a bound.
     del params, carry, diagonal
     i, f, z, o = map(jnp.add, x_gates, h_gates)
@@ -208,11 +208,11 @@ class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
       ones.
     max_forget: upper bound of f̃, for instance 15 as in TiRex, where σ(f̃) is 1
       up to rounding; None for none.
-    min_normalizer: lower bound of n, from 0 to 1. From an empty carry n is 1 or
+    min_normalizer: lower bound of n, from 0 to 1. With an empty carry n is 1 or
       more by itself, so the bound acts only on a carry passed in with n < 1:
       xLSTM's 'vanilla' backend and TiRex have none, which is 0.
     recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
-    **options: those of all layers (`rnnzoo.RecurrentLayer`): use_bias,
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, learn_initial_carry, recurrent_gradient_clip,
       stop_recurrent_gradient, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the
@@ -272,7 +272,7 @@ def forget_bias(
   """Returns the initialiser of the forget gate's bias, or raises ValueError.
 
   Args:
-    num_heads: as in `SLSTM`, and so is all else.
+    num_heads: heads as in `SLSTM`, and so is all else.
     block_index: l, this layer's place among the network's blocks, from 0.
     num_blocks: L, the number of blocks.
   """

@@ -22,7 +22,7 @@ Carry = tuple[Array, ...]
 
 
 class SLSTMBlock(rows.RowLayer):
-  """The sLSTM block of xLSTM, and with other options that of TiRex.
+  """The sLSTM block of xLSTM, and with other options the block of TiRex.
 
       u_t = norm(x_t)
       v_t = silu(conv(u_{t-3}, ..., u_t))                causal, each feature
@@ -86,7 +86,7 @@ class SLSTMBlock(rows.RowLayer):
 
     Args:
       in_features: size of x's last axis.
-      features: the same; as in xLSTM a block does not change it.
+      features: in_features; as in xLSTM a block does not change the size.
       num_heads: number of diagonal blocks of W and R, and groups of the norm.
       conv_width: steps that the convolution sees, 2 or more; 0 for none, as in
         TiRex.
@@ -97,12 +97,12 @@ class SLSTMBlock(rows.RowLayer):
       mlp_features: width of the gated MLP; None for xLSTM's, 1.3 features
         rounded up to a multiple of 64; 0 for none.
       mlp_activation: 'gelu' or 'silu', of the MLP's gate.
-      block_index: as in `SLSTM`, and so are the next three.
+      block_index: index as in `SLSTM`, and so are the next three.
       num_blocks: the network's number of blocks.
       max_forget: upper bound of f̃, or None.
       min_normalizer: lower bound of n.
-      dtype: of the computation; None for that of x and the parameters.
-      param_dtype: of the parameters.
+      dtype: dtype of the computation; None for the dtype of x and parameters.
+      param_dtype: dtype of the parameters.
       implementation: 'scan', 'associative_scan', 'pallas', or None for the
         fastest.
       rngs: `nnx.Rngs` that the parameters are drawn from.
@@ -179,7 +179,7 @@ class SLSTMBlock(rows.RowLayer):
     """Returns zeros (h, c, n, m, window), float32 or wider.
 
     Args:
-      batch_shape: leading axes of the input, those before time.
+      batch_shape: leading axes of the input, before time.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
     settings.numbers_of((*batch_shape, self.out_features), 'The carry')

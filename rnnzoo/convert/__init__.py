@@ -1,23 +1,23 @@
 """Weights from other libraries, and back.
 
 `from_*` fills a layer in place, as `nnx.update` does, and returns nothing: the
-layer says what is right, so weights of another shape, entries that are missing
-and entries that are left over are errors. A layer changes only if all of its
-weights were found. `to_*` returns arrays that the other library loads, as numpy
-arrays of float32 or wider, and refuses a layer that computes something else
-than the other library can.
+layer decides, so weights of another shape, entries that are missing and entries
+that are left over are errors. A layer changes only if all of its weights were
+found. `to_*` returns arrays that another library loads, as numpy arrays of
+float32 or wider, and refuses a layer that computes something that library
+cannot.
 
 | library | functions | cells |
 |---|---|---|
 | torch | `from_torch`, `to_torch`, `fold_projection` | RNN, LSTM, GRU, *Cell |
 | flax.nnx | `from_flax`, `to_flax` | SimpleCell, LSTMCell, GRUCell |
-| flax.linen | `from_linen`, `to_linen` | the same |
+| flax.linen | `from_linen`, `to_linen` | as flax.nnx |
 | haiku | `from_haiku`, `to_haiku` | LSTM, VanillaRNN |
 | keras 3 | `from_keras`, `to_keras` | SimpleRNN, LSTM, GRU |
 | FlashRNN | `from_flashrnn`, `to_flashrnn` | elman, lstm, gru, slstm |
 | xLSTM, TiRex | `from_xlstm`, `to_xlstm` | sLSTMBlock, sLSTMLayer |
 
-None of these libraries is needed: their arrays are read through numpy.
+No other library is needed: its arrays are read through numpy.
 `save_safetensors` and `load_safetensors` write and read any `nnx.Module` by the
 package safetensors.
 """

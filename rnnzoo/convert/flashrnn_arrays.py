@@ -66,7 +66,7 @@ def to_flashrnn(
   """Returns a layer's weights as FlashRNN's arrays.
 
   Args:
-    layer: as for `from_flashrnn`.
+    layer: layer to read, as in `from_flashrnn`.
 
   Returns:
     R, b and kernel as `from_flashrnn` takes them.

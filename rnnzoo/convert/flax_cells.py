@@ -81,9 +81,9 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
   """Fills a `flax.nnx` cell with the weights of a layer.
 
   Args:
-    layer: as for `from_flax`. A `GRU` whose recurrent bias is not zero is
+    layer: layer as in `from_flax`. A `GRU` whose recurrent bias is not zero is
       refused: `nnx.GRUCell` has none; `to_linen` keeps it.
-    cell: as for `from_flax`; it is changed in place.
+    cell: cell as in `from_flax`; it is changed in place.
 
   Raises:
     ValueError: the cell computes something else than the layer, or its weights
@@ -142,7 +142,7 @@ def _sides(cell: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _with_bias(cell: Any) -> list[Any]:
-  """Returns the parts that have the bias: those of one side."""
+  """Returns the parts that have the bias: one side's parts."""
   sides = _sides(cell)
   parts = [part for side in sides for part in side if part.bias is not None]
   if parts not in sides:
@@ -154,7 +154,7 @@ def _with_bias(cell: Any) -> list[Any]:
 
 
 def _check(layer: Any, cell: Any) -> None:
-  """Raises ValueError unless both compute the same."""
+  """Raises ValueError unless both compute one function."""
   weights_lib.check_layer(layer, with_bias='flax')
   kind, activation = _kind(cell)
   want_activation = getattr(layer.cell, 'activation', 'tanh')
@@ -176,7 +176,7 @@ def _check(layer: Any, cell: Any) -> None:
 
 
 def _kind(cell: Any) -> tuple[type, str]:
-  """Returns the class of the same equations, and the activation's name."""
+  """Returns the class with the cell's equations, and the activation's name."""
   names: dict[Any, str] = {nnx.tanh: 'tanh', nnx.relu: 'relu'}
   activation = getattr(cell, 'activation_fn', None)
   name = names.get(activation) if callable(activation) else None

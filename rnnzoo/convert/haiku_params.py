@@ -35,7 +35,7 @@ def from_haiku(
   Args:
     layer: an `LSTM`, or an `Elman` with activation='relu' for a `VanillaRNN`,
       with one head and biases; it is changed in place.
-    params: those that `hk.transform(...).init` made: {'lstm/linear': {'w': ...,
+    params: result of `hk.transform(...).init`: {'lstm/linear': {'w': ...,
       'b': ...}}, or for a `VanillaRNN` entries 'linear' and
       'linear_1' (which has no bias if `double_bias=False`).
     prefix: the module's name ended by '/', as in 'lstm/'; other modules are
@@ -81,12 +81,12 @@ def to_haiku(
   """Returns a layer's weights as the parameters of a haiku module.
 
   Args:
-    layer: as for `from_haiku`.
+    layer: layer to read, as in `from_haiku`.
     prefix: the module's name ended by '/', as in 'lstm/' or 'vanilla_rnn/'.
 
   Returns:
-    The mapping that `from_haiku` describes; for a `VanillaRNN` that of the
-    default, `double_bias=True`.
+    The mapping that `from_haiku` describes; for a `VanillaRNN` the mapping with
+    the default, `double_bias=True`.
 
   Raises:
     ValueError: haiku has no such layer.

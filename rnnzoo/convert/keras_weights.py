@@ -25,7 +25,7 @@ def from_keras(
   Args:
     layer: an `Elman`, `GRU` or `LSTM` with one head, or a `Bidirectional` of
       one; it is changed in place. Give `Elman` the layer's `activation`.
-    weights: those of `get_weights()` of a `SimpleRNN`, `GRU` or `LSTM`
+    weights: arrays of `get_weights()` of a `SimpleRNN`, `GRU` or `LSTM`
       with their default activations, or of `keras.layers.Bidirectional` with
       merge_mode='concat':
         kernel            [in_features, gates * features]
@@ -64,7 +64,7 @@ def to_keras(layer: sequence_layer.SequenceLayer) -> list[np.ndarray]:
   """Returns a layer's weights for `keras_layer.set_weights`.
 
   Args:
-    layer: as for `from_keras`.
+    layer: layer to read, as in `from_keras`.
 
   Raises:
     ValueError: keras has no such layer.

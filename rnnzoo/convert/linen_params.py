@@ -46,10 +46,10 @@ def from_linen(
   Args:
     layer: an `Elman`, `GRU` or `LSTM` with one head and biases; it is changed
       in place. Give `Elman` the cell's `activation_fn` as `activation`.
-    params: those of a `linen.SimpleCell` without residual, `linen.GRUCell`,
+    params: parameters of a `linen.SimpleCell` without residual, `GRUCell`,
       `linen.LSTMCell` or `linen.OptimizedLSTMCell` with their default
-      activations, or of a model that contains one. Of variables, which `init`
-      returned, give `variables['params']`.
+      activations, or of a model that contains one. If `init` returned
+      variables, give `variables['params']`.
     prefix: names from the top of `params` down to the cell, joined and ended
       by '/', as in 'ScannedRNN_0/GRUCell_0/'; others are passed over.
 
@@ -84,7 +84,7 @@ def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
   """Returns a layer's weights as the parameters of a `flax.linen` cell.
 
   Args:
-    layer: as for `from_linen`.
+    layer: layer to read, as in `from_linen`.
 
   Returns:
     The parameters of `linen.SimpleCell`, `linen.GRUCell` or, for an `LSTM`,

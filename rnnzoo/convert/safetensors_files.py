@@ -22,7 +22,7 @@ from rnnzoo.convert import weights as weights_lib
 # The version of the names in a file; another one is refused.
 VERSION = 1
 
-# A file's names of dtypes, and those of numpy.
+# A file's names of dtypes, and numpy's names.
 _DTYPES = {
     'BOOL': 'bool',
     'U8': 'uint8',
@@ -57,8 +57,8 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
   Raises:
     ImportError: the package safetensors is missing.
-    ValueError: `module` is no `nnx.Module`, has no parameters or two of the
-      same name, or one is no array of a dtype that can be read again.
+    ValueError: `module` is no `nnx.Module`, has no parameters or two with one
+      name, or one is no array of a dtype that can be read again.
     OSError: the file cannot be written.
   """
   files, library = _library()
@@ -74,7 +74,7 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
   }
-  # Several processes may write the same file.
+  # Several processes may write one file.
   partial = path.with_name(f'.{uuid.uuid4().hex}.partial')
   metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
   metadata['equations'] = '\n'.join(_equations(module))
@@ -88,12 +88,12 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
 
 def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
-  """Reads a file of `save_safetensors` into a module of the same structure.
+  """Reads a file of `save_safetensors` into a module of equal structure.
 
   The module is changed in place, and only if every parameter was found.
 
   Args:
-    module: as for `save_safetensors`.
+    module: module to fill, as in `save_safetensors`.
     path: the file.
 
   Raises:
@@ -157,7 +157,7 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
 
 
 def _equations(module: nnx.Module) -> list[str]:
-  """Returns the static parts of layers that change what they compute."""
+  """Returns the static parts of layers that change their results."""
   lines = []
   for path, part in nnx.iter_modules(module):
     for name in ('cell', 'recurrent_structure', 'residual', 'activation'):

@@ -23,7 +23,7 @@ def from_torch(
 ) -> None:
   """Fills a layer with the weights of a `torch.nn.RNN`, `LSTM` or `GRU`.
 
-  torch has two biases for each gate, which are added: both stand in the same
+  torch has two biases for each gate, which are added: both stand in one
   sum. The exception is the GRU's n, where the reset gate multiplies the
   recurrent one, kept as `cell_params['recurrent_bias']`.
 
@@ -45,7 +45,7 @@ def from_torch(
       it is changed in place. Give `Elman` the module's `nonlinearity` as
       `activation`.
     state_dict: `module.state_dict()`, torch tensors or numpy arrays. Level k of
-      a stack has these entries, and for the backward direction the same with
+      a stack has these entries, and for the backward direction entries with
       `_reverse` appended; an `RNNCell`, `LSTMCell` or `GRUCell` has them
       without `_lk`:
         weight_ih_lk  [gates * features, in_features]
@@ -82,7 +82,7 @@ def from_torch(
 
 
 def _parts(layer: sequence_layer.SequenceLayer) -> list[Any]:
-  """Returns `weights.parts`, or raises ValueError for what torch has not."""
+  """Returns `weights.parts`, or raises ValueError for a layer torch has not."""
   if isinstance(layer, stack.Stack):
     between = {
         'levels over the outputs of all below': isinstance(
@@ -119,7 +119,7 @@ def to_torch(
       module.load_state_dict({k: torch.tensor(v) for k, v in weights.items()})
 
   Args:
-    layer: as for `from_torch`. Give `torch.nn.RNN` the `activation` of an
+    layer: layer as in `from_torch`. Give `torch.nn.RNN` the `activation` of an
       `Elman` as `nonlinearity`, and `bias=False` to the module of a layer with
       `use_bias=False`.
     cell: the names of an `RNNCell`, `LSTMCell` or `GRUCell`, without `_l0`.
@@ -159,7 +159,7 @@ def fold_projection(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """Rewrites the weights of a `torch.nn.LSTM` with `proj_size` without it.
 
-  Such a module multiplies h by a matrix P before anything uses it. The same
+  Such a module multiplies h by a matrix P before anything uses it. Equal
   outputs come from an LSTM whose matrices on h are R P and, in the level above,
   W P, and whose outputs are multiplied by P at the end:
 
@@ -172,7 +172,7 @@ def fold_projection(
 
   Args:
     state_dict: `module.state_dict()`, with weight_hr_lk [proj_size, features].
-    prefix: the start of the entries' names, as for `from_torch`.
+    prefix: the start of the entries' names, as in `from_torch`.
 
   Returns:
     The state dict for `from_torch`, without the prefix and with products in

@@ -24,7 +24,7 @@ from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
 
-# Cells that other libraries define by the same equations.
+# Cells that other libraries define with these equations.
 COMMON_CELLS = (elman.ElmanCell, gru.GRUCell, lstm.LSTMCell)
 
 
@@ -208,7 +208,7 @@ def check_layer(
     heads: bool = False,
     with_bias: str = '',
 ) -> None:
-  """Raises ValueError for a layer that the other library does not have.
+  """Raises ValueError for a layer that the library does not have.
 
   Args:
     layer: the layer.
@@ -298,8 +298,8 @@ def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
 
   Args:
     value: the numbers.
-    dtype: the one to return.
-    old: the array to replace. Where it was put on no devices, by a sharding or
+    dtype: dtype to return.
+    old: the array to replace. If it was put on no devices, by a sharding or
       by `jax.device_put`, the result is not either.
   """
   with np.errstate(over='ignore'):
@@ -314,7 +314,7 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
   """Returns a layer's weights, or raises ValueError if it has others, too.
 
   Args:
-    layer: one for which `check_layer` was called.
+    layer: layer for which `check_layer` was called.
     library: its name, for errors.
   """
   if layer.learned_carry:

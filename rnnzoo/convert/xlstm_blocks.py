@@ -26,7 +26,7 @@ def take_cell(
 
   Args:
     entries: the state dict.
-    start: of the names of an `sLSTMLayer`.
+    start: start of the names of an `sLSTMLayer`.
     heads: number of heads.
     layer: the layer that gets them.
 
@@ -40,7 +40,7 @@ def take_cell(
           for name in _PROJECTIONS
       ]
   )
-  # xLSTM's backends lay out the cell in two ways; TiRex has that of 'cuda'.
+  # xLSTM's backends lay out the cell in two ways; TiRex uses 'cuda' order.
   transposed = (heads, 4 * size, size)
   vanilla = entries.shape(start + _KERNEL) == transposed
   shape = transposed if vanilla else (heads, size, 4 * size)
@@ -55,7 +55,7 @@ def take_cell(
 
 
 def check_bound(layer: Any) -> None:
-  """Raises ValueError for a bound of f that the other library has not."""
+  """Raises ValueError for a bound of f that xLSTM and TiRex have not."""
   norm = getattr(layer, 'norm', None)
   allowed: tuple[Any, ...] = (None,)
   if isinstance(norm, nnx.RMSNorm):

@@ -1,6 +1,6 @@
 """Weights of the sLSTM layers of xLSTM and TiRex, into one cell's layer.
 
-xlstm_blocks.py has those of whole blocks.
+xlstm_blocks.py converts whole blocks.
 """
 
 from collections.abc import Mapping
@@ -87,8 +87,8 @@ def to_xlstm(
   """Returns a layer's weights as the state dict that `from_xlstm` reads.
 
   Args:
-    layer: as for `from_xlstm`; an `SLSTM`'s W must be zero between different
-      heads.
+    layer: layer as in `from_xlstm`; an `SLSTM`'s W must be zero between
+      different heads.
     backend: 'cuda', which is TiRex's layout, too, or 'vanilla'.
 
   Raises:

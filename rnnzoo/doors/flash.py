@@ -1,8 +1,8 @@
 """`flashrnn`: the function of the library FlashRNN, for its users.
 
-Shapes, arguments and results are those of its public function. B is the batch,
-T time, G gates, N heads, D the head dimension, P the one that R reads from and
-S the number of states.
+Shapes, arguments and results are as in its public function. B is the batch,
+T time, G gates, N heads, D the head dimension, P the dimension that R reads
+from and S the number of states.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,21 +74,21 @@ class FlashRNNConfig:
     output_shape: axes of the states, 'SBTHD', 'STBHD' or 'SBHTD'.
     recurrent_shape: axes of R, 'GHDP', 'HGDP', 'HPGD' or 'HPDG'.
     bias_shape: axes of b, 'GHD', 'HGD' or 'HDG'.
-    dtype: dtype of the computation; 'vanilla' takes that of Wx instead.
+    dtype: dtype of the computation; 'vanilla' takes the dtype of Wx instead.
     initial_val: value that the states start from where none are given, or one
-      for each of them.
+      for each state.
     forward_clipval: None; states are not clipped.
     constants: None or empty; no function has any.
     simple_agg: whether all gates add R h to Wx. This follows from the function,
       and so do num_states and num_gates_*; None or the right value.
     batch_size: B. This follows from Wx, and so do hidden_dim, num_heads and
       head_dim; None, -1 or the right value.
-    dtype_w: dtype that Wx is rounded to first. dtype_r and dtype_b are the same
-      for R and b; None for dtype.
+    dtype_w: dtype that Wx is rounded to first, as R is to dtype_r and b to
+      dtype_b; None for dtype.
     dtype_s: dtype of the results, to which given states are rounded first; None
       for dtype_w.
-    dtype_acc: least dtype of sums. dtype_a is the same, and dtype_g for gates.
-      All are float32, or float64 where dtype is.
+    dtype_acc: least dtype of sums, like dtype_a; dtype_g is for gates. All are
+      float32, or float64 where dtype is.
     enable_automatic_mixed_precision: False refuses arrays of other dtypes.
     trainable_r: whether R gets a gradient, and trainable_b b.
   """
@@ -232,7 +232,7 @@ def flashrnn(
   ((2, 2, 5, 3, 8), (2, 2, 1, 3, 8))
 
   Gates are in FlashRNN's orders. 'lstm' and 'slstm' have i, f, z, o. 'gru' has
-  r, z, n in Wx; n, r, z in R; and four biases: that of R_n h, then r, z, n.
+  r, z, n in Wx; n, r, z in R; and four biases: for R_n h, then r, z, n.
   States are h; h and c; or h, c, n and m.
 
   Args:
@@ -246,8 +246,8 @@ def flashrnn(
     backend: 'cuda', 'cuda_fused' and 'triton_fused' run by the fastest path
       that can run on the device, 'vanilla' and 'vanilla_fwbw' by 'scan'.
     dtype: dtype of the computation and the results, None for 'bfloat16';
-      'vanilla' takes that of Wx instead. States within the loop are float32 or
-      wider.
+      'vanilla' takes the dtype of Wx instead. States within the loop are
+      float32 or wider.
 
   Returns:
     All states after each step, [S, B, T, N, D], and after the last one,
@@ -397,9 +397,9 @@ def _sized(
   """Returns the array if it has the shape, or raises ValueError.
 
   Args:
-    array: with its axes in the wanted order.
+    array: array with its axes in the wanted order.
     shape: the one it must have.
-    name: of the argument.
+    name: name of the argument.
     axes: the wanted order.
     given: the caller's.
   """

@@ -2,8 +2,8 @@
 
 purejaxrl, JaxMARL and many programs after them copy a class of this name: a
 `GRUCell` under `nn.scan` that restarts its carry where an episode began. This
-is that interface around any layer of the zoo. `rnnzoo.linen.ScannedRNN` is the
-same for flax.linen.
+is that interface around any layer of the zoo. `rnnzoo.linen.ScannedRNN` is its
+counterpart for flax.linen.
 """
 
 from typing import Any
@@ -41,8 +41,8 @@ class ScannedRNN(nnx.Module):
   >>> y.shape
   (5, 2, 8)
 
-  A carry of one array is that array, as a `GRUCell`'s is; of any other layer it
-  is that of `layer.initial_carry`, for instance (h, c) of an `LSTM`.
+  A carry of one array is that array, as a `GRUCell`'s is; any other carry is
+  as `layer.initial_carry` returns it, for instance (h, c) of an `LSTM`.
 
   Attributes:
     layer: the layer inside.
@@ -88,11 +88,11 @@ class ScannedRNN(nnx.Module):
     """Runs the layer over a part of a rollout.
 
     Args:
-      carry: as `initialize_carry` or the last call returned it.
+      carry: result of `initialize_carry` or the last call.
       x: the pair (ins, resets) of arrays [time, batch, in_features] and
         [time, batch]; any number of batch axes. Resets may be bool, or numbers
         of any dtype, of which 0 alone means no reset.
-      rngs: for dropout in a `Stack` inside; None for no dropout.
+      rngs: streams for dropout in a `Stack` inside; None for no dropout.
 
     Returns:
       The carry after the last step, and the outputs [time, batch, features].
@@ -227,7 +227,7 @@ def _flags(resets: Any, shape: tuple[int, ...]) -> Array:
 def _check_carry(
     carry: Any, layer: sequence_layer.SequenceLayer, ins_shape: tuple[int, ...]
 ) -> None:
-  """Raises ValueError unless a carry is like those of `initialize_carry`."""
+  """Raises ValueError unless a carry is like an `initialize_carry` result."""
   batch = ins_shape[1:-1]
   want = _unpack(jax.eval_shape(lambda: layer.initial_carry(batch)))
   if not _is_like(carry, want):
@@ -256,7 +256,7 @@ def _order(carry: Any, wanted: tuple[int, ...]) -> str:
 
 
 def _is_like(carry: Any, want: Any) -> bool:
-  """Whether a carry has the same arrays in the same order."""
+  """Whether a carry has the arrays of `want`, in its order."""
   if not isinstance(want, tuple):
     return getattr(carry, 'shape', None) == want.shape
   if not isinstance(carry, (tuple, list)) or len(carry) != len(want):

@@ -41,8 +41,8 @@ def differentiable(
   Args:
     forward: (static, operands) -> (results, residuals). All results are
       floating-point.
-    tangent: (static, residuals, tangents) -> tangents of the results. Those it
-      is given are a tree like `operands` with None for a tangent that is zero.
+    tangent: (static, residuals, tangents) -> tangents of the results. The
+      argument is a tree like `operands` with None for a tangent that is zero.
       It may raise NotImplementedError: then there is no forward mode.
     adjoint: (static, residuals, cotangents of the results) -> cotangents, a
       tree like `operands` with None for arrays that are not floating-point.
@@ -114,7 +114,7 @@ def pushforward(
   """`jax.jvp` with None for tangents that are zero.
 
   Args:
-    function: of floating-point arrays.
+    function: function of floating-point arrays.
     primals: trees of arrays, its arguments.
     tangents: trees like `primals`, with None for an array, or for a part of a
       tree, that does not move.
@@ -162,13 +162,13 @@ class _LinearMap:
   """The derivative of a function at some residuals, over flat arrays.
 
   Attributes:
-    tangent: as for `differentiable`.
-    adjoint: likewise.
-    static: likewise.
+    tangent: pushes tangents forward, as `differentiable` takes it.
+    adjoint: pulls cotangents back, as `differentiable` takes it.
+    static: the function's static argument.
     operands: structure of the operands.
     residuals: structure of the residuals.
     results: structure of the results.
-    moves: which leaves of the operands are inputs of the map.
+    moves: flags of the operands' leaves that are inputs of the map.
   """
 
   tangent: Callable[[Any, Any, Any], Any]
@@ -203,9 +203,9 @@ class _Batched:
 
   Attributes:
     one: the map of a row.
-    axes: where each residual has its rows, None for one that all rows share.
+    axes: axis of each residual's rows, None for one that all rows share.
     size: number of rows.
-    spmd_axis_name: as for `jax.vmap`.
+    spmd_axis_name: mesh axes of the rows, as `jax.vmap` takes them.
   """
 
   one: Any

@@ -31,8 +31,8 @@ class Operands(NamedTuple):
     weights: the projection's parameters.
     x: inputs of the projection, [B, T, ...].
     recurrent_kernel: R, [G, N, D, D], or None.
-    carry: before the first step, each [B, F]; None for zeros.
-    restart: before a step whose `reset` is true, each [B, F]; None for zeros.
+    carry: carry before the first step, each [B, F]; None for zeros.
+    restart: carry before steps whose `reset` is true, [B, F]; None for zeros.
     reset: bool [B, T] or None; applies before the step.
     mask: bool [B, T] or None; where false, the carry is held.
   """
@@ -69,7 +69,7 @@ class Projection(abc.ABC):
     """Returns the input gates."""
 
   def joint(self) -> 'Projection':
-    """Returns the same map, with one product for all gates where it can."""
+    """Returns this map with one product for all gates, where it can."""
     return self
 
   def without_bias(self, weights: Any) -> tuple[Any, Array | None]:
@@ -170,5 +170,5 @@ class Coefficients:
     return tuple(jnp.broadcast_to(c, x_gates[0].shape) for c in coefficients)
 
   def without_bias(self, weights: Any) -> tuple[Any, None]:
-    """As for `Projection`; coefficients have no bias."""
+    """Returns weights and None; coefficients have no bias."""
     return weights, None

@@ -1,7 +1,7 @@
 """Takes a path: the first that can run, noted for `rnnzoo.dryrun`.
 
-Where a kernel is to run and another path could, `platforms.by_platform` keeps
-both until the program is compiled.
+If a kernel is to run and another path could, `platforms.by_platform` keeps both
+until the program is compiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +37,12 @@ class Choice:
   Attributes:
     path: its name.
     cell: the cell's class, or 'linear_scan'.
-    shape: of the inputs on a device.
+    shape: shape of the inputs on a device.
     passed_over: names of paths that could not run, each with the reason.
     over: pairs of 'batch', 'time', 'heads' or 'features', and the mesh axes
-      that they are over. Those that are whole on each device are left out, and
-      so are Auto axes, of which XLA decides.
-    at_once: so many layers of a stack run at the same time.
+      that they are over. Axes that are whole on each device are left out, and
+      so are Auto axes, which XLA decides.
+    at_once: number of a stack's layers that run side by side.
   """
 
   path: str
@@ -82,11 +82,11 @@ def note(
 
   Args:
     path: the path.
-    label: as for `Choice.cell`.
-    shape: of the inputs on a device.
-    passed_over: as for `Choice`.
+    label: the cell, as `Choice.cell` names it.
+    shape: shape of the inputs on a device.
+    passed_over: paths passed over and why, as in `Choice`.
     has_heads: whether features that are over devices are heads.
-    at_once: as for `Choice`.
+    at_once: number of a stack's layers that run side by side.
   """
   notes = _notes.get()
   if notes is None:
@@ -116,7 +116,7 @@ def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
 
   Args:
     x: inputs of a recurrence.
-    implementation: as for `rnnzoo.unroll`.
+    implementation: paths to try, as `rnnzoo.unroll` takes them.
   """
   if implementation is None:
     on_cpu = devices.platform() == 'cpu'
@@ -132,17 +132,17 @@ class Run:
   """A recurrence but for its arrays, and the paths it may take.
 
   Attributes:
-    names: of paths, in the order in which they are tried.
+    names: names of paths, in the order in which they are tried.
     paths: functions of (*static, operands), one for each of
       `selection.IMPLEMENTATIONS`; they raise NotImplementedError where they
       cannot run. They take settings as well, as `options`.
     static: hashable arguments.
-    label: of the recurrence in notes.
+    label: name of the recurrence in notes.
     has_heads: whether features that are over devices are heads.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
-      error is raised. Programs for other platforms than GPUs run another path
-      all the same.
+      error is raised. Programs for other platforms than GPUs still run another
+      path.
   """
 
   names: tuple[selection.Path, ...]
@@ -160,7 +160,7 @@ class Run:
 
     Args:
       operands: the arrays.
-      shape: of the inputs on a device, with which the choice is noted; None
+      shape: shape of the inputs on a device, noted with the choice; None
         notes nothing.
     """
     passed_over: list[tuple[str, str]] = []
@@ -194,8 +194,8 @@ class Run:
     """Returns a path as a function of the operands.
 
     Args:
-      name: of the path.
-      rest: those left to try; where the path is a kernel, they run in programs
+      name: name of the path.
+      rest: paths left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
     path = functools.partial(self._path_of(name), *self.static)
@@ -218,7 +218,7 @@ class Run:
 # When another path is faster than a GPU kernel, by measurement.
 #
 # A kernel of the family 'dense' keeps R on the chip and takes a batch in
-# pieces, one after the other. A step of `lax.scan` multiplies all rows at once:
+# pieces, in turn. A step of `lax.scan` multiplies all rows at once:
 # with many rows of a large R arithmetic is the limit, and the library's product
 # wins. Kernels in tiles, where they run, are faster than both. The times are in
 # benchmarks/tuning_large_batches_h200.json.
@@ -240,7 +240,7 @@ _LARGE_UNITS = 1536
 _LARGE_GATES = 4
 _ROWS_OF_LARGE = 64
 
-# The fewest steps with which layers in depth run at the same time, in so many
+# The fewest steps with which layers in depth run side by side, in so many
 # parts; and the steps from which more parts are faster. Measured on one H100
 # and again on an H200: benchmarks/stacks_h200.json has the largest heads too.
 _STEPS_OF_WAVEFRONT, _UNITS_OF_WAVEFRONT = 384, 512
@@ -263,7 +263,7 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
   """Returns why `None` passes over a linear recurrence's kernel, or ''.
 
   Args:
-    rows: of the batch; it, and the others, may be symbolic.
+    rows: rows of the batch; each of the sizes may be symbolic.
     time: the number of steps.
     features: F.
   """
@@ -287,15 +287,15 @@ def slower_linear_kernel(rows: int, time: int, features: int) -> str:
 
 
 def parts_of_wavefront(time: int, recurrent_kernel: Any) -> int:
-  """Returns in how many parts of time layers in depth run at the same time.
+  """Returns in how many parts of time layers in depth run side by side.
 
   Args:
     time: T.
     recurrent_kernel: R of a layer, [G', N, D, D], or its type.
 
   Raises:
-    NotImplementedError: one layer after the other is faster, or it was not
-      measured.
+    NotImplementedError: running the layers in turn is faster, or nobody has
+      measured it.
   """
   units = recurrent_kernel.shape[-1]
   wide = jnp.dtype(recurrent_kernel.dtype).itemsize > 2
@@ -316,7 +316,7 @@ def slower_kernel(
 
   Args:
     cell: the equations.
-    operands: of the recurrence on this device.
+    operands: operands of the recurrence on this device.
     call: its options.
   """
   kernel = operands.recurrent_kernel

@@ -40,11 +40,11 @@ def linear_scan(
   >>> rnnzoo.linear_scan(a, jnp.ones_like(a))[0, :, 0].tolist()
   [1.0, 1.5, 1.75, 1.875]
 
-  Batch, time and features may be sharded over Explicit axes of a mesh. Where
+  Batch, time and features may be sharded over Explicit axes of a mesh. If
   time is, the devices exchange the affine maps of their parts, [...,
   features] each, and no steps. A product of `a` over steps of a part, as of all
   steps in 'associative_scan', must not overflow, even where h stays finite; of
-  an infinite a, h behind it may be NaN where step by step it is infinite. Where
+  an infinite a, h behind it may be NaN where step by step it is infinite. If
   a is exactly 0, h starts anew, also after an infinity or NaN; docs/devices.md
   has the exception where time is sharded.
 
@@ -54,10 +54,10 @@ def linear_scan(
     h0: h before the first step, [..., features]; zeros if None.
     reset: bool [..., time]; where true, h restarts from zero before the step.
     reverse: run from the last step to the first.
-    time_axis_name: inside `jax.shard_map`, the mesh axis that time is sharded
-      over, or several of them, major to minor. `a`, `b` and `reset` are then
+    time_axis_name: mesh axis that time is sharded over inside `jax.shard_map`,
+      or several axes, major to minor. `a`, `b` and `reset` are then
       this device's steps, and h0 is before the first of all steps.
-    implementation: as for `unroll`.
+    implementation: paths to try, as `unroll` takes them.
 
   Returns:
     h, [..., time, features], in the dtype of a and b; sums are float32 or
@@ -148,7 +148,7 @@ def _associative_scan(*arguments, **options):
 
 
 def _pallas(reverse: bool, over, operands, options=None):
-  del options  # That of other recurrences: a and b are given.
+  del options  # For other recurrences: a and b are given.
   *arrays, reset = operands
   selection.check_known(arrays[1].shape)
   a, b, h0 = selection.for_kernel(tuple(arrays))
@@ -159,7 +159,7 @@ def _pallas(reverse: bool, over, operands, options=None):
 
 
 def _by_xla(solve, reverse: bool, over, operands, options=None):
-  del options  # Those of other recurrences.
+  del options  # For other recurrences.
   a, b, h0, reset = operands
   a, b = a.astype(h0.dtype), b.astype(h0.dtype)
   a, b = maps.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))

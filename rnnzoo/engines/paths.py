@@ -1,8 +1,8 @@
 """Runs a cell over time: the one place that knows all three paths.
 
 `run` takes the first path that can run. Each goes from `Operands` to carries:
-`scan`, `associative_scan` and `pallas`, which alone takes arrays in the layout
-that the caller has; the others run over time-major arrays.
+`scan`, `associative_scan` and `pallas`. Only `pallas` takes arrays in the
+caller's layout; `scan` and `associative_scan` run over time-major arrays.
 """
 
 import dataclasses
@@ -53,12 +53,12 @@ def run(
 
   Args:
     cell: the equations.
-    projection: from `operands.x` to the input gates.
+    projection: map from `operands.x` to the input gates.
     operands: the arrays; a carry has the dtype of all state, which is float32
       or wider. Gates that are given may have any batch axes.
     call: static options. `call.out_dtype` is the dtype that the caller will
-      cast the outputs to: a kernel writes it, the other paths return state.
-    implementation: as for `unroll`.
+      cast the outputs to: a kernel writes it, any other path returns state.
+    implementation: paths to try, as `unroll` takes them.
     over: the mesh axes that time is over, inside `jax.shard_map`; for a linear
       cell only.
 
@@ -121,7 +121,7 @@ def run_levels(
     call: Call,
     implementation: selection.Implementation,
 ) -> tuple[Carry, Carry]:
-  """Runs several layers at the same time, in one GPU kernel.
+  """Runs several layers at once, in one GPU kernel.
 
   Args:
     cell: the equations.
@@ -129,7 +129,7 @@ def run_levels(
       `call.levels`, zero where masked; weights are the bias, ([G, F] or None,).
       Flags are [L, B, T], resets in the order of the loop.
     call: static options.
-    implementation: as for `unroll`, with a kernel first.
+    implementation: paths to try, as `unroll` takes them, a kernel first.
 
   Returns:
     The final carry, each [B, F], and an array of all steps, [L, B, T, F / L].
@@ -249,7 +249,7 @@ def associative_scan(
 
 
 def _in_turn(path, cell, projection, call: Call, operands: Operands):
-  """Runs directions, or levels, of a call one after the other."""
+  """Runs directions, or levels, of a call in turn."""
   results = []
   for i in range(call.groups):
     features = lambda x, i=i: jnp.split(x, call.groups, axis=-1)[i]
@@ -392,8 +392,8 @@ class _Affine(cell_lib.LinearCell):
 #
 #   'scan'              `lax.scan`; every cell, every device, the reference
 #   'associative_scan'  parallel in time: one pass for a cell that is linear in
-#                       its carry, Newton's method for the others; if that ends
-#                       in another trajectory than 'scan', the steps run in turn
+#                       its carry, else Newton's method; if Newton ends in
+#                       another trajectory than 'scan', the steps run in turn
 #   'pallas'            GPU kernels; dense, diagonal and linear recurrences,
 #                       first derivatives
 #
@@ -445,8 +445,8 @@ def unroll(
       or none.
     recurrent_kernel: R, [recurrent_gates, heads, head_dim, head_dim] indexed
       [gate, head, from, to], with heads * head_dim = features; None for a cell
-      without recurrent gates. Its dtype is that of the product's operands; sums
-      and state are float32 or wider.
+      without recurrent gates. The product's operands have its dtype; sums and
+      state are float32 or wider.
     carry: state before the first step, one array [..., features] for each
       of `cell.carry_names`.
     reset: bool [..., time]; where true, the carry restarts before this step.
@@ -454,17 +454,17 @@ def unroll(
       from t to t-1.
     restart_carry: state after a reset, shaped as `carry`; zeros if None.
     mask: bool [..., time]; where false, the carry is held over the step and
-      the inputs there have no effect. A reset acts all the same.
+      the inputs there have no effect. A reset still acts.
     reverse: run from the last step to the first; h stays in the order of x.
     recurrent_gradient_clip: c > 0: in the backward pass, the cotangent of the
       recurrent kernel's operand, R^T dgates, is clipped elementwise to [-c, c]
       before it is added to the rest of the carry's. None: unclipped.
     stop_recurrent_gradient: the recurrent kernel's operand counts as a
-      constant: its cotangent is zero. The recurrent kernel has its gradient all
-      the same, and `cell.update` is differentiated as ever.
-    implementation: 'scan', 'associative_scan', 'pallas', a sequence of these to
+      constant: its cotangent is zero. The recurrent kernel still has its
+      gradient, and `cell.update` is differentiated as ever.
+    implementation: 'scan', 'associative_scan', 'pallas', a sequence of paths to
       try in turn, or None for the fastest that can run. 'scan' can run
-      everything; this module's first lines say which cells the others can. An
+      everything; this module's first lines name the cells of each path. An
       `rnnzoo.AssociativeScan` is 'associative_scan' with settings; an
       `rnnzoo.Scan` is 'scan' and an `rnnzoo.Pallas` is 'pallas' with settings
       of memory.
@@ -515,7 +515,7 @@ def unroll_carries(
 ) -> tuple[Carry, Carry]:
   """Like `unroll`, returning more of the carry than h for every step.
 
-  Arguments and errors are those of `unroll`; `outputs` is the number of the
+  Arguments and errors are as in `unroll`; `outputs` is the number of the
   carry's arrays to return for every step, all if None.
 
   Returns:

@@ -5,11 +5,11 @@ CPU beside it, or for both by `jax.export`. A kernel for GPUs can be lowered for
 CUDA alone, so `by_platform` keeps two functions until the platform is known.
 
 Both are inside a primitive, one for the forward and one for the backward pass,
-since residuals need one structure: it is the kernel's. The other function
-leaves zeros there and runs again in the backward pass. XLA removes the zeros.
+since residuals need one structure: it is the kernel's. `elsewhere` leaves
+zeros there and runs again in the backward pass. XLA removes the zeros.
 
-Second derivatives and forward mode are those of the other function: a kernel
-has none.
+Second derivatives and forward mode come from `elsewhere`: a kernel has
+none.
 
 A program that was traced where no GPU is known has no kernels, on any platform;
 `without_kernels` says so where it is compiled for CUDA. A program of kernels
@@ -60,10 +60,10 @@ class Functions:
   """The static arguments of `by_platform`, hashable.
 
   Attributes:
-    on_gpu: from a tree of arrays to a tree of floating-point arrays. It has
-      first derivatives in reverse mode. `by_platform` raises its errors.
-    elsewhere: likewise, with derivatives of every order. It is traced when it
-      is needed, and its results are cast to the dtypes of `on_gpu`.
+    on_gpu: function of a tree of arrays to a tree of floating-point arrays. It
+      has first derivatives in reverse mode. `by_platform` raises its errors.
+    elsewhere: another such function, with derivatives of every order. It is
+      traced if it is needed; its results are cast to the dtypes of `on_gpu`.
   """
 
   on_gpu: Function
@@ -76,9 +76,9 @@ class _Saved:
   """The arrays that the backward pass reads.
 
   Attributes:
-    operands: of the function.
+    operands: operands of the function.
     residuals: leaves of the kernel's pullback; zeros if no kernel ran.
-    structure: of that pullback.
+    structure: tree structure of that pullback.
   """
 
   operands: Any
@@ -185,8 +185,8 @@ def _cast(x, like):
   return x if x.dtype == like.dtype else x.astype(like.dtype)
 
 
-# (functions, operands) -> results: those of functions.on_gpu in programs for
-# CUDA, else those of functions.elsewhere.
+# (functions, operands) -> results of functions.on_gpu in programs for CUDA, of
+# functions.elsewhere in all other programs.
 by_platform = autodiff.differentiable(
     _forward, _tangent, _adjoint, primal=_choose
 )
@@ -220,10 +220,10 @@ class _Elsewhere:
   """A function of arrays, to be traced later.
 
   Attributes:
-    function: from trees of arrays to a tree.
+    function: function from trees of arrays to a tree.
     arguments: structure of its arguments.
-    types: of the leaves of its result.
-    precision: of matrix products where the function was called.
+    types: types of the leaves of its result.
+    precision: matrix products' precision where the function was called.
   """
 
   function: Callable[..., Any]
@@ -274,7 +274,7 @@ def _lower_for_cuda(context, *args, **params):
 def _jvp(primals, tangents, **params):
   results = _by_platform_p.bind(*primals, **params)
   tangents = [None if type(d) is ad.Zero else d for d in tangents]
-  # The other function knows no residuals but zeros, and reads none.
+  # `elsewhere` knows no residuals but zeros, and reads none.
   _, d_results = autodiff.pushforward(
       lambda args: params['elsewhere'](*args), (list(primals),), (tangents,)
   )

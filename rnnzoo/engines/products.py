@@ -66,8 +66,8 @@ def project_step(
   """`project_forward` for one step, by one product.
 
   Args:
-    weights: as for `project_forward`.
-    x: as for `project_forward`.
+    weights: W, [G, I, F], and b, [G, F], or None.
+    x: inputs, [..., I].
   """
   kernel, bias = weights
   wide = promotion.wide(x.dtype)
@@ -94,8 +94,8 @@ def project(
   slower on XLA's CPU backend.
 
   Args:
-    weights: as for `project_forward`.
-    x: as for `project_forward`.
+    weights: W, [G, I, F], and b, [G, F], or None.
+    x: inputs, [..., I].
     joint: all gates share each product, which leaves XLA less to compile.
   """
   return _project(joint, (weights, x))
@@ -264,7 +264,7 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
   """Returns R_g h for every gate g, each [..., F], in h's dtype.
 
   Args:
-    packed: as `pack` returns it, or `pack_step`.
+    packed: kernel as `pack` or `pack_step` returns it.
     h: [..., F].
   """
   if packed.ndim == 4:

@@ -1,6 +1,6 @@
 """Which path runs: the names of the paths, their order, and falling back.
 
-Where a GPU is there and its kernels are passed over, a warning says why, once:
+If a GPU is there and its kernels are passed over, a warning says why, once:
 the paths that remain can be tens of times slower.
 """
 
@@ -24,7 +24,7 @@ class AssociativeScan:
   """`implementation='associative_scan'` with settings of its own.
 
   It is accepted wherever a name is. A cell that is linear in its carry takes
-  one pass and has no use for any of them. The others are solved by Newton's
+  one pass and uses no setting. Every other cell is solved with Newton's
   method (`engines/time/newton.py`), whose defaults need no thought. A GPU may
   solve for the joints of parts of time first, unless `jacobian` or `window` is
   given (`engines/time/kernel_parts.py`).
@@ -38,8 +38,8 @@ class AssociativeScan:
     tolerance: an error in h and the rest of the carry that is small enough,
       relative to the largest number of a sequence in a window. 0 goes on until
       the residual is rounding. A larger one saves iterations.
-    max_iterations: of a window; where they do not suffice, its steps run one by
-      one.
+    max_iterations: most iterations of a window; if they do not suffice, its
+      steps run one by one.
     jacobian: 'exact' for the derivatives of all heads as matrices, which need
       memory for batch * heads * (S * head_dim)^2 numbers a step, where a carry
       has S arrays; 'diagonal' for a quasi-Newton method with S^2 numbers a
@@ -79,10 +79,10 @@ class Scan:
     keep: 'gates' keeps the recurrent gates R h of every step as well;
       'carries' forms them again, which takes one more product in all; None
       keeps them where they have at most 2^22 numbers, or 2^24 on a CPU where
-      those of 32 steps have more than 2^19. A cell that is linear in its
+      32 steps of gates have more than 2^19. A cell that is linear in its
       carry, or has no R, has no such gates.
     chunk: steps whose input gates, and whose linearisation in the backward
-      pass, exist at once; None for as many as suit the device. Where this and
+      pass, exist at once; None for as many as suit the device. If this and
       `keep` are None, a CPU takes a sequence whole whose gates have at most
       2^20 numbers: less to compile, for up to 5 MiB more.
   """
@@ -118,8 +118,8 @@ class Pallas:
       another one for R h in tiles. Input gates that are
       given instead of x, to `rnnzoo.unroll` or by `SLSTMBlock`, are there
       already and stay; so do the coefficients of `rnnzoo.linear_scan`, and
-      those of a linear layer whose time is over devices.
-    wavefront: layers of a `Stack` run at the same time where that is faster: a
+      of a linear layer whose time is over devices.
+    wavefront: layers of a `Stack` run side by side where that is faster: a
       layer over each part of time while the one above it runs over the part
       before. False runs them in turn, with fewer kernels to compile for a
       gradient, and so does keep='carries'.
@@ -175,7 +175,7 @@ def for_kernel(arrays: Any) -> Any:
   """Returns the arrays for a GPU kernel, which has no forward mode.
 
   Outside of `jax.jit`, `jax.jvp` raises here, and the next path is tried. In
-  it, forward and reverse mode look the same until the program is compiled.
+  it, forward and reverse mode look alike until the program is compiled.
   """
   # Each by itself: `jax.vmap` maps the tangents of all that go together.
   return jax.tree.map(
@@ -199,8 +199,8 @@ def is_first(name: str, implementation: Implementation) -> bool:
   """Returns whether an implementation is tried before all others.
 
   Args:
-    name: of the implementation.
-    implementation: as for `names`.
+    name: name of the implementation.
+    implementation: paths to try, as `names` takes them.
   """
   return name_of(names(implementation, False)[0]) == name
 
@@ -228,7 +228,7 @@ def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
   """Returns the paths to try in turn.
 
   Args:
-    implementation: a path, a sequence of these, or None for the default order.
+    implementation: a path, a sequence of paths, or None for the default order.
     linear: whether the recurrence is linear in its carry.
   """
   check_implementation(implementation)

@@ -3,8 +3,8 @@
 On a mesh whose axes are Explicit, as `jax.make_mesh` makes them, the type of an
 array names the mesh axes that it is sharded over. Sequences do not depend on
 each other, nor do the heads of a recurrent kernel, nor the features of a linear
-or a diagonal recurrence. So each device runs its own part of them: the run over
-time goes into `jax.shard_map`, on every path, GPU kernels included. An array
+or a diagonal recurrence. So each device runs its own share: the run over time
+goes into `jax.shard_map`, on every path, GPU kernels included. An array
 that a part needs whole is gathered before; the transpose sums its gradients,
 and returns them sharded as the array is.
 """
@@ -33,9 +33,9 @@ class Over(NamedTuple):
   """The mesh axes that parts of a run are over.
 
   Attributes:
-    batch: those of all batch axes.
-    time: of the steps.
-    features: of heads, or of features that are independent.
+    batch: mesh axes of all batch axes.
+    time: mesh axes of the steps.
+    features: mesh axes of heads, or of features that are independent.
   """
 
   batch: Names = ()
@@ -50,20 +50,20 @@ _over: contextvars.ContextVar[Over] = contextvars.ContextVar(
 
 
 class Axes(NamedTuple):
-  """Where the arrays of a run have the axes that may be over devices.
+  """Positions, in the arrays of a run, of the axes that may be over devices.
 
   Each attribute has a position for every batch axis, one for time and one for
   features or heads, in this order; None where an array has no such axis.
 
   Attributes:
-    flags: of an array of all steps without features, and of a layer's x.
-    gates: of input gates of all steps.
-    steps: of carries of all steps.
-    lengths: of an array with batch axes only.
-    carry: of a carry.
-    parameters: of parameters, [..., F].
-    heads: of a recurrent kernel, [G, N, D, D].
-    whole: of an array that every part needs whole.
+    flags: axes of an array of all steps without features, and of a layer's x.
+    gates: axes of input gates of all steps.
+    steps: axes of carries of all steps.
+    lengths: axes of an array with batch axes only.
+    carry: axes of a carry.
+    parameters: axes of parameters, [..., F].
+    heads: axes of a recurrent kernel, [G, N, D, D].
+    whole: axes of an array that every part needs whole.
   """
 
   flags: Positions
@@ -82,7 +82,7 @@ def axes_of_run(
   """Returns the axes of a run that may be over devices.
 
   Args:
-    shape: that of a flag for all steps: batch axes, and time behind them.
+    shape: shape of a flag for all steps: batch axes, and time behind them.
     time_major: whether time is the first axis instead.
     linear: whether the cell is, so that time may be over devices too.
   """
@@ -131,12 +131,12 @@ def as_sharded(x: Array, other: Array) -> Array:
 
 
 def batch_alike(given: Sequence[Any], batch_axes: int = 1) -> list[Any]:
-  """Returns arrays and trees of them, their batch over the same mesh axes.
+  """Returns arrays or trees, all with their batch over equal mesh axes.
 
   All other axes are whole.
 
   Args:
-    given: arrays [..., ...], the batch first; or trees of them.
+    given: arrays [..., ...], the batch first; or trees of such arrays.
     batch_axes: how many axes are the batch.
   """
   if not is_sharded(given):
@@ -172,13 +172,13 @@ def choose(
 ) -> tuple[Names, ...]:
   """Returns the mesh axes that each of the independent axes is over.
 
-  An axis is over the same as in the first array that is sharded along it, but
-  not over those of an axis before it: a parameter that is sharded over the
-  batch's mesh axis, to save memory, is gathered.
+  The first array that is sharded along an axis sets its mesh axes, without the
+  mesh axes of an earlier axis: a parameter that is sharded over the batch's
+  mesh axis, to save memory, is gathered.
 
   Args:
-    split: arrays and trees of them.
-    positions: for each of `split`, where its arrays have the independent axes.
+    split: arrays or trees of arrays.
+    positions: positions of the independent axes in the arrays of each `split`.
     parts: number of heads, or of features that are independent.
   """
   over: list[Names] = []
@@ -208,8 +208,8 @@ def place(
   """Returns arrays sharded over these mesh axes, and over no others.
 
   Args:
-    split: arrays and trees of them.
-    positions: for each of `split`, where its arrays have the independent axes.
+    split: arrays or trees of arrays.
+    positions: positions of the independent axes in the arrays of each `split`.
     over: the mesh axes that these are over.
   """
   sharded = _sharded_array(split)
@@ -237,12 +237,12 @@ def spread(
   warning.
 
   Args:
-    function: of a list like `split`.
-    split: arrays and trees of them, or None.
-    positions: for each of `split`, where its arrays have the independent axes,
-      those of `Axes`, or rows alone.
-    out_positions: a tree of such positions, a prefix of that of the results.
-    over: from `choose`.
+    function: function of a list like `split`.
+    split: arrays or trees of arrays, or None.
+    positions: positions of the independent axes in the arrays of each `split`:
+      the axes of `Axes`, or rows alone.
+    out_positions: a tree of such positions, a prefix of the results' tree.
+    over: mesh axes from `choose`.
   """
   used = {name for names in over for name in names}
   for x in _arrays(split):
@@ -287,7 +287,7 @@ def spread(
           out_positions,
           is_leaf=_is_positions,
       ),
-      # None for all: JAX leaves out those that `jax.vmap` maps over.
+      # Empty for all: JAX leaves out axes that `jax.vmap` maps over.
       axis_names=set() if len(explicit) == len(mesh.axis_names) else explicit,
   )(*leaves)
 
@@ -301,10 +301,10 @@ def over_rows(
   """Returns function(arrays), each device with its rows of a `jax.vmap`.
 
   Args:
-    function: of a list like `arrays`; results have rows as their leading axis.
+    function: function of a list like `arrays`; its results lead with rows.
     size: number of rows.
-    axes: where each array has its rows; None where it has none.
-    arrays: those whose rows may be sharded over an Explicit axis.
+    axes: axis of each array's rows; None where it has none.
+    arrays: arrays whose rows may be sharded over an Explicit axis.
   """
   positions = [(axis,) for axis in axes]
   over = choose(arrays, positions, size)
@@ -320,7 +320,7 @@ def over_rows(
 
 
 def _as_over(over: Sequence[Names]) -> Over:
-  """Returns mesh axes from `choose`, those of all batch axes together."""
+  """Returns mesh axes from `choose`, all batch axes joined."""
   if len(over) == 1:  # Rows of a `jax.vmap`.
     return Over(batch=over[0])
   *batch, time, features = over

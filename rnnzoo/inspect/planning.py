@@ -1,4 +1,4 @@
-"""`rnnzoo.dryrun`: what a layer would run and send, without running anything.
+"""`rnnzoo.dryrun`: kernels and messages of a layer, without running anything.
 
 The layer is traced, and compiled where its devices are here. The choice of a
 path is noted where it is made, in `engines/choice.py`; messages between
@@ -48,7 +48,7 @@ class Message:
   Attributes:
     kind: 'all-reduce', 'all-gather', 'all-to-all', 'collective-permute' or
       'reduce-scatter'.
-    bytes: of its result on a device.
+    bytes: size of its result on a device.
     in_loop: whether it is inside of a loop or branch, and may be sent often.
   """
 
@@ -62,14 +62,14 @@ class DryRun:
   """The plan of a layer's run. `str` of it is the text to read.
 
   Attributes:
-    title: of the text: layer, devices and mesh.
+    title: first line of the text: layer, devices and mesh.
     inputs: type of x, and the shape of a device's part.
     axes: Explicit axes of the mesh, of more than one device.
     choices: the path of every recurrence, from the input up.
     kernels: GPU kernels by name, each with how often a device runs it.
-    messages: those that devices send to each other.
+    messages: messages that devices send to each other.
     compiled: whether `messages` were read from a compiled program. Otherwise
-      they are those of the traced one: XLA may join or drop some, and on Auto
+      they come from the traced program: XLA may join or drop some, and on Auto
       axes it adds its own.
     temp_bytes: memory that the program needs on a device besides its arguments
       and results; None where it was not compiled.
@@ -150,12 +150,12 @@ def dryrun(
 
   Args:
     layer: a layer, a `Stack`, a `Bidirectional`. Parameters that are sharded
-      over x's mesh, or one with the same axes, stay so; others count as
+      over x's mesh, or a mesh with its axes, stay so; all others count as
       replicated.
     x: an array, or a `jax.ShapeDtypeStruct`, [..., time, in_features]; its
       sharding, if any, names the mesh. Devices that are not here may be in a
       `jax.sharding.AbstractMesh`, whose `abstract_device` says which they are.
-      A mesh without one has that of a `jax.sharding.use_abstract_mesh` around
+      A mesh without one takes it from a `jax.sharding.use_abstract_mesh` around
       this call. An x without a mesh is then replicated over the mesh around.
     gradient: include the backward pass, of parameters and x.
     **call: further arguments of the layer's call: initial_carry, reset and so
@@ -240,7 +240,7 @@ def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
   mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
   try:
-    here = jax.sharding.get_mesh()  # Of `jax.set_mesh`: its devices are here.
+    here = jax.sharding.get_mesh()  # By `jax.set_mesh`: its devices are here.
   except ValueError as error:
     raise ValueError(
         'dryrun traces a program of its own, which it cannot inside of jax.jit,'
@@ -267,7 +267,7 @@ def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   own = _mesh(array)
   if own is not None and mesh is not None and own != mesh:
     axes = lambda mesh: (tuple(mesh.shape.items()), mesh.axis_types)
-    # The mesh of x but for its devices: one may be here and the other not.
+    # The mesh of x but for its devices: either mesh may have none here.
     if axes(own) == axes(mesh):
       own, sharding = mesh, NamedSharding(mesh, sharding.spec)
   if own is None or own != mesh:
@@ -315,7 +315,7 @@ def _axes(mesh: Any) -> tuple[str, ...]:
 
 
 def _beside(at_once: int) -> str:
-  """Returns how many layers run at the same time, if it is more than one."""
+  """Returns how many layers run at once, if it is more than one."""
   return f', {at_once} layers at the same time' if at_once > 1 else ''
 
 

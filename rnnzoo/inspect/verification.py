@@ -31,18 +31,18 @@ class Verification:
   """How `implementation='associative_scan'` fares, beside 'scan'.
 
   Attributes:
-    least_iterations: K*, the least number of iterations whose trajectory is
-      that of 'scan', within 1e-4 of each feature's scale; None where
+    least_iterations: K*, the least number of iterations whose trajectory
+      equals 'scan', within 1e-4 of each feature's scale; None where
       `max_iterations` are too few.
-    iterations: those that the path took, the most of any window.
+    iterations: iterations that the path took, the most of any window.
     residual: largest |f(s_{t-1}) - s_t| that they left, in the carry's scale.
     sensitivity: largest error that one rounding error in each step makes, in
       the carry's scale.
     fell_back: whether some steps ran one by one.
-    in_turn: steps that ran one after the other, most of them side by side with
-      those of other parts of time. 'scan' has as many as the sequence; with as
-      many or more, the iteration gained nothing.
-    error: largest difference between the path's carries and those of 'scan', in
+    in_turn: sequential steps, most run side by side with steps of other parts
+      of time. 'scan' has as many as the sequence; with as many or more, the
+      iteration gained nothing.
+    error: largest difference between the path's carries and 'scan' carries, in
       each feature's scale: the largest number of the feature, and of the terms
       that it adds up.
     lyapunov: mean logarithm, over the steps, of the growth of a small change of
@@ -88,8 +88,8 @@ def verify(
   (False, True)
 
   Args:
-    layer: with a cell that is not linear in its carry; the others take one pass
-      and have nothing to iterate.
+    layer: a layer whose cell is not linear in its carry; a linear cell takes
+      one pass and has nothing to iterate.
     x: [..., time, in_features], with any batch axes or none.
     reverse: run from the last step to the first.
     implementation: settings of the path.
@@ -198,7 +198,7 @@ def _difference(wanted: Carry, scales: Carry, found: Carry) -> Array:
 
 
 def _scales(plan, operands, wanted: Carry) -> Carry:
-  """Returns what rounding errors are measured in, each [B, F]."""
+  """Returns the units of rounding errors, each [B, F]."""
   kernel, cell, sizes = operands.recurrent_kernel, plan.steps.cell, wanted
   if kernel is not None:
     before = scan_steps.shifted(operands.carry, wanted, plan.steps.call.reverse)

@@ -20,9 +20,9 @@ from rnnzoo.layers import sequence_layer
 
 # Two layers in opposite directions, in one kernel.
 #
-# Both directions of a bidirectional layer read the same input and need nothing
-# of each other, so one GPU kernel runs them side by side: their heads become
-# those of one layer, of which the second half runs the other way.
+# Both directions of a bidirectional layer read one input and need nothing of
+# each other, so one GPU kernel runs them side by side: it takes their heads as
+# the heads of one layer, and runs the second half the other way.
 
 
 Array = jax.Array
@@ -40,13 +40,13 @@ def unroll(
     reverse: bool,
     time_major: bool,
 ) -> tuple[tuple[Carry, Carry], Array]:
-  """Runs two layers in opposite directions at the same time, in one kernel.
+  """Runs two layers in opposite directions at once, in one kernel.
 
   Args:
     first: a layer.
-    second: another one, which runs the other way.
-    x: as for `SequenceLayer.unroll`, and so are the arguments that follow.
-    initial_carry: one for each layer, or None for its own.
+    second: a second layer, which runs in the opposite direction.
+    x: inputs. They and the arguments below are as in `SequenceLayer.unroll`.
+    initial_carry: a carry for each layer, or None for its own.
     reset: bool [..., time] or None.
     seq_lengths: int [...] or None.
     mask: bool [..., time] or None.
@@ -200,7 +200,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
       y_t = [forward(x)_t, backward(x)_t]
 
   On a GPU both directions of a cell with a dense or block-diagonal recurrent
-  kernel run at the same time, in one kernel.
+  kernel run at once, in one GPU kernel.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -255,7 +255,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     """Returns the initial carries of the forward and the backward layer.
 
     Args:
-      batch_shape: leading axes of the input, those before time.
+      batch_shape: leading axes of the input, before time.
     """
     return (
         self.forward.initial_carry(batch_shape),
@@ -276,7 +276,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
   ) -> tuple[tuple[Any, Any], Array]:
     """Runs both layers over a sequence and returns the final carries as well.
 
-    The arguments and errors are those of `SequenceLayer.unroll`; a carry is the
+    The arguments and errors are as in `SequenceLayer.unroll`; a carry is the
     pair (forward, backward). With `reverse`, the two exchange directions.
     """
     if initial_carry is None:

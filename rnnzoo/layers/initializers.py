@@ -1,4 +1,4 @@
-"""Initialisers that the layers use, beside those of `jax.nn.initializers`."""
+"""Initialisers that the layers use, beside `jax.nn.initializers`."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -37,7 +37,7 @@ class XavierUniformFused:
   """Xavier's uniform distribution with the fans of all gates' one matrix.
 
   torch has one matrix [gates * features, in_features], whose fans are larger
-  than those of one gate. `draw` fills in the number of gates.
+  than one gate's. `draw` fills in the number of gates.
 
   Attributes:
     gates: how many there are.
@@ -166,12 +166,12 @@ def draw(
   before them and are not sharded.
 
   Args:
-    name: of the argument that `init` is.
+    name: name of the argument that `init` is.
     init: one initialiser, or one for each gate.
     next_key: returns a new random key.
     gates: number of gates.
     shape: the argument of an initialiser.
-    dtype: of the parameters.
+    dtype: dtype of the parameters.
     heads: number of heads, each drawn on its own; None for no such axis.
 
   Returns:
@@ -283,7 +283,7 @@ def constrain(params: Any) -> Any:
     params: any pytree of nnx variables, such as `nnx.state(model, nnx.Param)`.
 
   Returns:
-    A tree of the same structure.
+    A tree with the structure of the argument.
 
   Raises:
     ValueError: there is no nnx variable in the tree.
@@ -334,7 +334,7 @@ def _below(bound: float, dtype: Any) -> np.ndarray:
 def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
   """Drops a share of the entries of every recurrent matrix.
 
-  Entries are zeroed with probability `rate`, and the others are divided by
+  Entries are zeroed with probability `rate`, all remaining ones are divided by
   1 - rate. All sequences of a batch and all steps share one mask, and gradients
   reach the entries that stay. Recurrences of single units, as in `IndRNN`, have
   no matrix and are left alone.
@@ -351,10 +351,10 @@ def dropconnect(params: Any, rate: float, key: jax.Array) -> Any:
   Args:
     params: the state of a model, such as `nnx.state(model, nnx.Param)`.
     rate: the share that is dropped, in [0, 1).
-    key: of the masks.
+    key: key of the masks.
 
   Returns:
-    A state of the same structure.
+    A state with the structure of the argument.
 
   Raises:
     ValueError: the rate is not in [0, 1), there is no recurrent matrix,

@@ -1,8 +1,8 @@
-"""Layers in depth, several of them at the same time: a wavefront.
+"""Layers in depth, several at once: a wavefront.
 
-A layer needs the outputs of the one below up to the same step, and no more. So
-time is cut in parts, and while the lowest layer runs over part k, the one above
-it runs over part k - 1:
+A step of a layer needs the layer below up to that step, and no more. So time is
+cut in parts, and while the lowest layer runs over part k, the next layer runs
+over part k - 1:
 
     turn      1   2   3   4   5   6
     level 3           1   2   3   4
@@ -46,7 +46,7 @@ Array = jax.Array
 Carry = cell_lib.Carry
 
 
-# Most layers at the same time: each number of them compiles a kernel more.
+# Most layers at once: each number of layers compiles a kernel more.
 _MOST = 4
 
 
@@ -56,11 +56,11 @@ def count(
     call: call_lib.Call,
     flags: bool,
 ) -> int:
-  """Returns how many layers, from the input up, may run at the same time.
+  """Returns how many layers, from the input up, may run at once.
 
   Args:
-    layers: from the input up.
-    x: inputs of the first.
+    layers: layers from the input up.
+    x: inputs of the first layer.
     call: static options.
     flags: whether there are resets or masks.
 
@@ -103,7 +103,7 @@ def count(
         dataclasses.replace(call, levels=number, out_dtype=dtype),
         flags=flags or time % parts > 0,
     ):
-      # Five layers of four are better three and two.
+      # Run five layers as 3 + 2, not 4 + 1.
       turns = -(-len(levels) // number)
       return -(-len(levels) // turns)
   raise NotImplementedError('The device does not hold two layers at once.')
@@ -117,18 +117,18 @@ def unroll(
     reverse: bool,
     time_major: bool,
 ) -> tuple[tuple[Carry, ...], Array]:
-  """Runs some of the layers, from the input up, at the same time.
+  """Runs some of the layers, from the input up, at once.
 
   Args:
-    layers: from the input up.
-    given: x, initial_carry, reset, seq_lengths and mask, as for `Stack.unroll`.
+    layers: layers from the input up.
+    given: x, initial_carry, reset, seq_lengths and mask, as in `Stack.unroll`.
     above: (layer, inputs, outputs, valid steps or None) -> a layer's outputs as
-      the next one reads them; a step of them depends on that step alone.
+      the next layer reads them; each step depends on this step alone.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
 
   Returns:
-    The final carries of those that ran, and the outputs of the last of them.
+    The final carries of the layers that ran, and the outputs of the last layer.
 
   Raises:
     ValueError: an argument has the wrong shape or dtype.
@@ -213,17 +213,17 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
 
 
 class _Arrays(NamedTuple):
-  """The arrays of a run: those of each level, and x and flags.
+  """The arrays of a run: each level's arrays, and x and flags.
 
   Attributes:
     x: inputs of the lowest level, of the dtype of the products.
-    carries: that each starts from, each [B, F].
-    restarts: that each restarts from, likewise; None for zeros.
+    carries: carry that each level starts from, each [B, F].
+    restarts: carry that each level restarts from, each [B, F]; None for zeros.
     recurrent_kernels: R of each level, in float32 or wider: so the gradients of
       all parts are summed.
-    biases: b of each, likewise; or None.
-    params: the cell's own parameters of each.
-    kernels: W of each, [G, I, F]; likewise.
+    biases: b of each level, in float32 or wider; or None.
+    params: the cell's own parameters of each level.
+    kernels: W of each level, [G, I, F], in float32 or wider.
     flags: reset, in the order of the loop, and mask, [B, T] or [T, B]; or None.
   """
 
@@ -291,7 +291,7 @@ class _Wavefront:
     Args:
       x: inputs of the lowest level.
       batch_shape: leading axes of the input.
-      initial_carry: of each level, or None.
+      initial_carry: first carry of each level, or None.
       flags: reset, seq_lengths and mask.
     """
     levels, axis = self.levels, 0 if self.call.time_major else 1
@@ -328,8 +328,8 @@ class _Wavefront:
     """Returns the final carries, each [B, F], and the last level's outputs.
 
     Args:
-      above: as for `unroll`.
-      arrays: of the run.
+      above: makes inputs of the next layer, as in `unroll`.
+      arrays: arrays of the run.
     """
     count, dtype = len(self.levels), self.call.out_dtype
     axis = 0 if self.call.time_major else 1
@@ -384,11 +384,11 @@ class _Wavefront:
     """Runs some levels, each over its part.
 
     Args:
-      arrays: of these levels.
-      kernels: W of each, [L, I, G F].
-      inputs: of each, of its part.
-      carries: of each.
-      flags: reset of each, and mask; or None.
+      arrays: arrays of these levels.
+      kernels: W of each level, [L, I, G F].
+      inputs: inputs of each level, of its part.
+      carries: carry of each level.
+      flags: reset of each level, and mask; or None.
 
     Returns:
       Their carries after the turn, and outputs [L, B, T, F].
@@ -430,7 +430,7 @@ class _Wavefront:
     """Returns the carry that each level starts from, and restarts from.
 
     Args:
-      given: those that the caller gave, or None.
+      given: carries that the caller gave, or None.
       batch_shape: leading axes of the input.
       x: the input.
     """

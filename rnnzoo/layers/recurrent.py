@@ -120,25 +120,25 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
         added to the rest of the carry's. None: unclipped.
-      stop_recurrent_gradient: that cotangent is zero: the recurrent kernel's
-        operand counts as a constant. The kernel is learned all the same, and
+      stop_recurrent_gradient: make that cotangent zero: the recurrent kernel's
+        operand counts as a constant. The kernel is still learned, and
         gradients still reach the past by the rest of the cell, as through an
         LSTM's c. A gate that acts on this operand only, A-GRU's r, then has no
         gradient.
       dtype: dtype of inputs, gates, products and outputs; None for the one that
         x and the parameters promote to. State and sums are float32 or wider.
       param_dtype: dtype of the parameters.
-      implementation: 'scan' (everything, everywhere; `rnnzoo.Scan` sets what it
-        keeps in memory), 'associative_scan' (all steps at once; settings in
-        `rnnzoo.AssociativeScan`), 'pallas' (GPU kernels, first derivatives;
-        `rnnzoo.Pallas` sets what they keep), a sequence of these to try in
+      implementation: 'scan' (everything, everywhere; `rnnzoo.Scan` sets the
+        arrays kept in memory), 'associative_scan' (all steps at once; settings
+        in `rnnzoo.AssociativeScan`), 'pallas' (GPU kernels, first derivatives;
+        `rnnzoo.Pallas` sets the arrays kept), a sequence of paths to try in
         turn, or None for the fastest that can run.
-      time_axis_name: for a linear cell inside `jax.shard_map`: the mesh axis
-        that time is sharded over, or several, major to minor. x, reset and mask
-        are then this device's steps; seq_lengths and carries are those of the
-        whole sequence. Under plain `jax.jit`, the type of x says the same.
+      time_axis_name: mesh axis that time is sharded over, or several, major to
+        minor, for a linear cell inside `jax.shard_map`. x, reset and mask
+        are then this device's steps; seq_lengths and carries belong to the
+        whole sequence. Under plain `jax.jit`, the type of x says so instead.
       rngs: `nnx.Rngs` with a `params` or default stream.
-      **unknown: none; an error says what there is instead.
+      **unknown: names of no option; an error lists the options there are.
 
     Raises:
       ValueError: a size is not a positive int, num_heads does not divide
@@ -181,8 +181,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
           ' jax.lax.all_gather(x, axis_name, axis=1, tiled=True).'
       )
     if over:
-      # Else not set: such a layer has the same static part, and the same
-      # checkpoints, as ever.
+      # Else not set: such a layer keeps the static part, and the checkpoints,
+      # that it always had.
       self.time_axis_name = over
     self.cell = cell
     self.in_features = in_features
@@ -234,7 +234,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Returns the carry that a sequence starts from, and restarts from.
 
     Args:
-      batch_shape: leading axes of the input, those before time.
+      batch_shape: leading axes of the input, before time.
 
     Returns:
       One array [*batch_shape, features] for each of `cell.carry_names`, float32
@@ -278,11 +278,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Like `unroll`, but returns the whole carry after every step.
 
     Args:
-      x: as in `unroll`, and so is all else.
+      x: inputs as in `unroll`, and so is all else.
       initial_carry: state before the first step.
-      reset: where the carry restarts.
+      reset: flags of steps where the carry restarts.
       seq_lengths: valid steps of each sequence; beyond, the carry is held.
-      mask: which steps are valid; else the carry is held.
+      mask: flags of valid steps; else the carry is held.
       reverse: whether to run from the last step to the first.
       time_major: whether x is [time, ..., in_features].
 
@@ -358,9 +358,9 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         independent features, of this device, and the mesh axes that time is
         over.
       given: x, and other arrays, trees of arrays, or None.
-      axes: those that may be over devices.
-      positions: for each of `given`, as for `sharding.spread`.
-      out_positions: likewise.
+      axes: axes that may be over devices.
+      positions: positions for each of `given`, as `sharding.spread` takes them.
+      out_positions: positions of the results, as `sharding.spread` takes them.
     """
     graphdef, *states = nnx.split(
         self, lambda path, _: path == ('recurrent_kernel',), ...
@@ -409,11 +409,11 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """Returns the final carry, and arrays of all steps.
 
     Args:
-      x: as in `unroll`.
-      initial_carry: as in `unroll`.
-      reset: as in `unroll`.
-      seq_lengths: as in `unroll`.
-      mask: as in `unroll`.
+      x: inputs as in `unroll`.
+      initial_carry: carry before the first step, or None.
+      reset: bool [..., time] or None.
+      seq_lengths: valid steps of each sequence, int [...], or None.
+      mask: bool [..., time] or None.
       call: static options.
       is_output: whether these are the layer's output alone, or the carry.
     """
@@ -678,7 +678,7 @@ def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
 
   Args:
     cell: the equations.
-    **options: by name; None for one that was not given.
+    **options: options by name; None for one that was not given.
   """
   for name, value in options.items():
     if value is not None and not cell.recurrent_gates:

@@ -30,7 +30,7 @@ class RowLayer(sequence_layer.SequenceLayer):
   """A layer that is defined by a run over rows.
 
   Attributes:
-    implementation: of unroll; a step is always by 'scan'.
+    implementation: path of unroll; a step is always by 'scan'.
   """
 
   implementation: selection.Implementation
@@ -194,7 +194,7 @@ def unroll(
     carry: arrays [..., ...] without time.
     reset: bool, x's shape without the last axis, or None.
     seq_lengths: int, the batch's shape, or None. They end in a mask.
-    mask: as reset.
+    mask: bool, x's shape without the last axis, or None.
     reverse: whether to run from the last step to the first.
     time_major: whether time is the first axis.
   """

@@ -32,8 +32,8 @@ class SequenceLayer(nnx.Module):
   Attributes:
     in_features: size of the input's last axis.
     out_features: size of the output's last axis.
-    features: as they were given to the constructor: `out_features`, or half of
-      them in a `Bidirectional`.
+    features: size given to the constructor: `out_features`, or half as many in
+      a `Bidirectional`.
     time_axis_name: the mesh axes that time is over inside `jax.shard_map`.
   """
 
@@ -47,7 +47,7 @@ class SequenceLayer(nnx.Module):
     """Returns the carry that a sequence starts from, and restarts from.
 
     Args:
-      batch_shape: leading axes of the input, those before time.
+      batch_shape: leading axes of the input, before time.
     """
 
   @abc.abstractmethod
@@ -76,16 +76,16 @@ class SequenceLayer(nnx.Module):
         own initial carry before this step. It is the boundary between t-1 and
         t: a reversed run restarts when it goes from t to t-1.
       seq_lengths: int [...], each from 0 to the number of steps; the sequence
-        is valid for that many steps. Beyond, the carry is held and the output
+        is valid for that many steps. After these the carry is held, the output
         is zero; padding has no effect, resets in it included, and gets no
         gradient. Under `jax.jit`, where values cannot be checked, more than all
         steps are all steps and less than none are none.
       mask: bool [..., time]; where false, as beyond `seq_lengths`, except that
-        a reset acts all the same: an episode's end is one, seen or not.
+        a reset still acts: an episode's end is one, seen or not.
       reverse: run from the last step to the first; outputs stay in the order
         of x.
       time_major: x, reset, mask and the output have time as the first axis.
-      rngs: for dropout in composed layers; None for no dropout.
+      rngs: streams for dropout in composed layers; None for no dropout.
 
     Returns:
       The carry after the last valid step, and the output
@@ -110,7 +110,7 @@ class SequenceLayer(nnx.Module):
   ) -> Array:
     """Runs the layer over a sequence: `unroll` without the final carry.
 
-    Arguments and errors are those of `unroll`.
+    Arguments and errors are as in `unroll`.
 
     Returns:
       The output, [..., time, out_features].
@@ -133,7 +133,7 @@ class SequenceLayer(nnx.Module):
     """Takes one step, for streams and for acting in an environment.
 
     Args:
-      carry: as `initial_carry` or the step before returned it.
+      carry: carry of `initial_carry` or of the step before.
       x: [..., in_features].
       reset: bool [...]; where true, the carry restarts before the step.
 
@@ -162,9 +162,9 @@ def make(
 
   Args:
     factory: a layer class, or a function with its signature.
-    in_features: for the layer.
-    features: for the layer.
-    rngs: for the layer.
+    in_features: size of the layer's input.
+    features: features of the layer.
+    rngs: `nnx.Rngs` of the layer.
     options: other arguments for the layer.
     argument: the name by which the caller was given the factory.
   """
@@ -198,10 +198,10 @@ def make(
 
 # The options of `RecurrentLayer` as types, for `**options` of the layers.
 #
-# A layer names the options that its paper sets, passes the others on, and says
-# which ones those are: `**options: Unpack[Options]`. So an editor completes
-# them, and mypy and pyright find a name or a type that is wrong. The docstring
-# of `RecurrentLayer` explains each of them.
+# A layer names the options that its paper sets, passes all other options on,
+# and types them: `**options: Unpack[Options]`. So an editor completes them, and
+# mypy and pyright find a name or a type that is wrong. The docstring of
+# `RecurrentLayer` explains each option.
 
 
 Initializer = initializers.Initializer

@@ -78,8 +78,8 @@ class Stack(sequence_layer.SequenceLayer):
   >>> stack(jnp.ones((2, 5, 3)), rngs=nnx.Rngs(dropout=1)).shape
   (2, 5, 8)
 
-  On a GPU layers that are alike run at the same time, over one part of time
-  each, where one leaves multiprocessors idle; see `rnnzoo.Pallas`.
+  On a GPU layers that are alike run at once, over one part of time each, where
+  a single layer leaves multiprocessors idle; see `rnnzoo.Pallas`.
 
   A call with `rngs` trains: it drops outputs and updates running averages. A
   call without evaluates. After `stack.train()` a call that drops outputs needs
@@ -104,8 +104,8 @@ class Stack(sequence_layer.SequenceLayer):
       default, leaves it to the `rngs` of each call.
   """
 
-  # Not set in `__init__`: a stack that was told nothing has the same static
-  # part, and the same checkpoints, as ever.
+  # Not set in `__init__`: a stack that was told nothing keeps the static part,
+  # and the checkpoints, that it always had.
   deterministic: bool | None = None
 
   def __init__(
@@ -141,8 +141,8 @@ class Stack(sequence_layer.SequenceLayer):
         in calls with `rngs` and used in calls without.
       norm_momentum: share of the old running averages that an update keeps,
         above 0 and below 1, for norm='batch'. None, the default, is 0.9, which
-        torch calls momentum=0.1; with 0.99, flax's default, the averages of
-        the first hundreds of updates are still those of the start.
+        torch calls momentum=0.1; with 0.99, flax's default, the averages stay
+        near their start for the first hundreds of updates.
       residual: add each level's input to its output where the sizes agree.
       rngs: `nnx.Rngs` that the parameters are drawn from.
       **options: passed to each layer.
@@ -203,7 +203,7 @@ class Stack(sequence_layer.SequenceLayer):
     """Returns a tuple of the layers' initial carries, from the input up.
 
     Args:
-      batch_shape: leading axes of the input, those before time.
+      batch_shape: leading axes of the input, before time.
     """
     return tuple(level.initial_carry(batch_shape) for level in self.layers)
 
@@ -221,7 +221,7 @@ class Stack(sequence_layer.SequenceLayer):
   ) -> tuple[tuple[Any, ...], Array]:
     """Runs the layers over a sequence and returns the final carries as well.
 
-    The arguments and errors are those of `SequenceLayer.unroll`; a carry is a
+    The arguments and errors are as in `SequenceLayer.unroll`; a carry is a
     tuple of the layers' carries. Without `rngs` there is no dropout and batch
     normalisation uses its running averages, unless `train()` or `eval()` said
     otherwise.
@@ -242,13 +242,13 @@ class Stack(sequence_layer.SequenceLayer):
   def _run(
       self, given, train: bool, rngs, **options
   ) -> tuple[tuple[Any, ...], Array]:
-    """Runs the levels, one after the other.
+    """Runs the levels in turn.
 
     Args:
-      given: x, initial_carry, reset, seq_lengths, mask; as for `unroll`.
+      given: x, initial_carry, reset, seq_lengths, mask; as in `unroll`.
       train: whether outputs are dropped and running averages updated.
-      rngs: as for `unroll`.
-      **options: reverse and time_major, as for `unroll`.
+      rngs: streams for dropout, as in `unroll`.
+      **options: reverse and time_major, as in `unroll`.
     """
     x, initial_carry, reset, seq_lengths, mask = given
     time_major = options['time_major']
@@ -281,17 +281,17 @@ class Stack(sequence_layer.SequenceLayer):
     return tuple(carries), x
 
   def _wave(self, index: int, x: Array, given, train: bool, options):
-    """Runs some levels from one on at the same time, where that is faster.
+    """Runs some levels from one on at once, where that is faster.
 
     Args:
       index: the level.
       x: its inputs.
-      given: as for `_run`.
-      train: as for `_run`.
+      given: x, initial_carry, reset, seq_lengths, mask; as in `_run`.
+      train: whether outputs are dropped and running averages updated.
       options: reverse and time_major.
 
     Returns:
-      The final carries of these levels and the outputs of the last of them, or
+      The final carries of these levels and the outputs of the last level, or
       None.
     """
     batch_norm = any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
@@ -369,7 +369,7 @@ class Stack(sequence_layer.SequenceLayer):
     )
 
   def _is_stepwise(self) -> bool:
-    """Whether a step of what a level hands on depends on that step alone."""
+    """Whether each step that a level hands on depends on this step alone."""
     # A subclass of a user may do anything there.
     return type(self)._above.__module__.startswith('rnnzoo.')
 
@@ -402,7 +402,7 @@ class Stack(sequence_layer.SequenceLayer):
     """Takes part in `nnx.view`.
 
     Args:
-      deterministic: as the attribute; None leaves it.
+      deterministic: value of the attribute; None leaves it.
     """
     if deterministic is not None:
       self.deterministic = deterministic

@@ -115,9 +115,9 @@ def width(mlp_features: int | None, features: int, residual: bool) -> int:
   """Returns the width of a block's MLP; 0 for none.
 
   Args:
-    mlp_features: as given; None for xLSTM's, 1.3 features rounded up to a
-      multiple of 64.
-    features: of the block.
+    mlp_features: width asked for; None for xLSTM's, 1.3 features rounded up to
+      a multiple of 64.
+    features: features of the block.
     residual: whether the block adds its input; without that it has no MLP.
 
   Raises:
@@ -136,7 +136,7 @@ class GatedMLP(nnx.Module):
   """W_down (activation(gate) (.) up), where gate, up = W_up norm(x).
 
   Attributes:
-    norm: before the products.
+    norm: norm before the products.
     up: W_up, [features, 2 width], the gate first.
     down: W_down, [width, features].
     activation: 'gelu' or 'silu'.
@@ -157,7 +157,7 @@ class GatedMLP(nnx.Module):
 
     Args:
       features: size of x's last axis.
-      width: of the hidden layer.
+      width: width of the hidden layer.
       norm: 'layer' or 'rms'.
       activation: 'gelu' or 'silu'.
       num_blocks: L, the number of blocks of the network.
@@ -212,7 +212,7 @@ def make_norm(norm: str, features: int, **options) -> nnx.Module:
 class CausalConvolution(nnx.Module):
   """y_t = b + Σ_k K_k (.) x_{t-width+1+k}: each feature by itself.
 
-  The inputs before the first step are those of a window, the last width - 1
+  A window holds the inputs before the first step, the last width - 1
   inputs. A reset empties it; a masked step is passed over, as if the sequence
   did not have it.
 

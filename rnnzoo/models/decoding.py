@@ -59,9 +59,9 @@ def greedy(
   """Takes the most likely token in every step.
 
   Args:
-    step: of the model.
+    step: step of the model.
     fixed: the step's first argument.
-    carry: before the first step.
+    carry: carry before the first step.
     batch: B.
     max_length: L, where a sequence ends if it has not before.
   """
@@ -116,9 +116,9 @@ def beam_search(
   beginning can overtake the best ended sequence.
 
   Args:
-    step: of the model.
+    step: step of the model.
     fixed: the step's first argument.
-    carry: before the first step.
+    carry: carry before the first step.
     batch: B.
     max_length: L, where a sequence ends if it has not before.
     num_beams: K.

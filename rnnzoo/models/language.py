@@ -37,8 +37,8 @@ MLPS = ('plain', 'gated')
 class ShortConvolution(nnx.Module):
   """Depthwise convolution over the last steps: y_t = b + sum_k w_k x_(t-k).
 
-  `layers.xlstm_parts`, that of xLSTM's blocks, has resets and masks, and
-  its kernel lies the other way round in checkpoints.
+  The convolution of xLSTM's blocks, in `layers.xlstm_parts`, has resets and
+  masks, and its kernel lies the other way round in checkpoints.
 
   Attributes:
     kernel: w [width, F], the weight of the present step first.
@@ -103,10 +103,10 @@ class Mlp(nnx.Module):
 
     Args:
       features: F.
-      kind: one of `MLPS`.
+      kind: a name in `MLPS`.
       inner: features inside; None for 4 F, or 8/3 F where gated, which has as
         many parameters.
-      dtype: to compute in; None for that of parameters and inputs.
+      dtype: dtype to compute in; None for the dtype of parameters and inputs.
       rngs: `nnx.Rngs` that parameters are drawn from.
     """
     self.is_gated = kind == 'gated'
@@ -219,9 +219,9 @@ class LanguageModel(nnx.Module):
 
   Attributes:
     embedding: a vector for each token; the logits' too, where tied.
-    blocks: from the input up.
-    norm: before the logits.
-    head: to logits; only where not tied.
+    blocks: blocks from the input up.
+    norm: norm before the logits.
+    head: map to logits; only where not tied.
     is_tied: whether the embedding maps to logits.
   """
 
@@ -250,12 +250,12 @@ class LanguageModel(nnx.Module):
       num_blocks: how many.
       conv_width: steps that a block's convolution sees; 0 for none.
       mlp: 'plain', 'gated', or None for none.
-      mlp_features: inside an MLP; None for 4 F, or 8/3 F where it is gated.
-      dropout_rate: of the embedding and of each part of a block.
+      mlp_features: width of an MLP; None for 4 F, or 8/3 F where it is gated.
+      dropout_rate: rate for the embedding and for each part of a block.
       is_tied: whether the embedding maps to logits as well.
-      dtype: that norms, convolutions and MLPs of the blocks compute in; None
-        for that of the parameters. `make_layer` has the layers' own. What the
-        blocks add up, and logits, have that of the parameters.
+      dtype: dtype that norms, convolutions and MLPs of the blocks compute in;
+        None for the parameters' dtype. `make_layer` sets the layers' dtype. The
+        blocks' sums, and logits, have the parameters' dtype.
       rngs: `nnx.Rngs` that parameters are drawn from.
 
     Raises:
@@ -307,7 +307,7 @@ class LanguageModel(nnx.Module):
     """Returns the start of a text: a carry for each block.
 
     Args:
-      batch_shape: leading axes of the tokens, those before time.
+      batch_shape: leading axes of the tokens, before time.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
     return tuple(block.initial_carry(batch_shape) for block in self.blocks)
@@ -324,7 +324,7 @@ class LanguageModel(nnx.Module):
     Args:
       tokens: int [..., T], from 0 to V - 1.
       initial_carry: the final carry of the text before; None at its start.
-      rngs: for dropout while training; None to evaluate.
+      rngs: streams for dropout while training; None to evaluate.
 
     Raises:
       ValueError: tokens are no integers, or have no axis of time.
@@ -363,7 +363,7 @@ class LanguageModel(nnx.Module):
     """Returns the carry after one token of each text, and logits [..., V].
 
     Args:
-      carry: of `initial_carry`, `unroll` or the last step.
+      carry: result of `initial_carry`, `unroll` or the last step.
       tokens: int [...].
     """
     if carry is not None:  # At the start of a text it may be.

@@ -66,8 +66,8 @@ class AdditiveAttention(nnx.Module):
       query_features: F.
       value_features: C.
       features: A.
-      dtype: to compute in; None for that of the parameters.
-      rngs: `nnx.Rngs` that they are drawn from.
+      dtype: dtype to compute in; None for the parameters' dtype.
+      rngs: `nnx.Rngs` that parameters are drawn from.
     """
     self.query = nnx.Linear(query_features, features, dtype=dtype, rngs=rngs)
     self.key = nnx.Linear(
@@ -102,8 +102,8 @@ class Memory(NamedTuple):
 
   Attributes:
     context: [B, C], the encoder's last output.
-    keys: [B, S, A], compared with a query; None without attention, as
-      the others.
+    keys: [B, S, A], compared with a query; without attention None, as
+      `values` and `valid`.
     values: the encoder's outputs [B, S, C].
     valid: bool [B, S], false in padding.
   """
@@ -148,12 +148,12 @@ class Seq2Seq(nnx.Module):
 
   Attributes:
     source_embedding: a vector for each token of the source.
-    target_embedding: the same for the target.
+    target_embedding: a vector for each token of the target.
     encoder: the layer over the source.
     decoder: the layer over the target.
     attention: only with attention.
-    bridge: from context to the decoder's first h; only where it is needed.
-    head: to logits.
+    bridge: map from context to the decoder's first h, where it is needed.
+    head: map to logits.
   """
 
   def __init__(
@@ -171,17 +171,17 @@ class Seq2Seq(nnx.Module):
     """Creates the parameters that the layers do not have.
 
     Args:
-      encoder: a layer, a stack, or a `Bidirectional`; its `in_features` are
-        those of the source's embedding.
-      decoder: a layer or a stack that runs forwards; its `in_features` are
-        those of the target's embedding and the encoder's `out_features`
+      encoder: a layer, a stack, or a `Bidirectional`; its `in_features` equal
+        the size of the source's embedding.
+      decoder: a layer or a stack that runs forwards; its `in_features` equal
+        the size of the target's embedding and the encoder's `out_features`
         together.
       num_source_tokens: V of the source.
       num_target_tokens: V of the target.
       attention_features: A; None for no attention.
       dropout_rate: share of the embeddings' entries that training drops.
-      dtype: to compute in outside of the layers; None for that of the
-        parameters.
+      dtype: dtype to compute in outside of the layers; None for the
+        parameters' dtype.
       rngs: `nnx.Rngs` that parameters are drawn from.
 
     Raises:
@@ -242,7 +242,7 @@ class Seq2Seq(nnx.Module):
     Args:
       source: tokens int [B, S].
       lengths: int [B], valid steps of each; None for all.
-      rngs: for dropout while training; None to evaluate.
+      rngs: streams for dropout while training; None to evaluate.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype.
@@ -281,8 +281,8 @@ class Seq2Seq(nnx.Module):
     """Returns the state after one token of each target, and logits [B, V].
 
     Args:
-      memory: of `encode`.
-      carry: of `initial_carry` or the last step.
+      memory: result of `encode`.
+      carry: result of `initial_carry` or the last step.
       tokens: int [B].
 
     Raises:
@@ -313,12 +313,12 @@ class Seq2Seq(nnx.Module):
     """Returns logits after each token of a target.
 
     Args:
-      memory: of `encode`.
+      memory: result of `encode`.
       tokens: the target's, int [B, T], from the start token on.
       teacher_forcing: the chance that a step sees the target's own token; else
         it sees the one that the model found most likely. The number 1 runs all
         steps at once where there is no attention.
-      rngs: for dropout and these choices while training; None to evaluate.
+      rngs: streams for dropout and these choices in training; None to evaluate.
 
     Raises:
       ValueError: an argument has the wrong shape or dtype, choices are to be
@@ -384,7 +384,7 @@ class Seq2Seq(nnx.Module):
   ) -> Array:
     """Returns logits [B, T, V] after each token of the targets.
 
-    The arguments and errors are those of `encode` and `unroll`.
+    The arguments and errors are as in `encode` and `unroll`.
     """
     memory = self.encode(source, source_lengths, rngs)
     return self.unroll(
@@ -405,9 +405,9 @@ class Seq2Seq(nnx.Module):
     Args:
       source: tokens int [B, S].
       lengths: int [B], valid steps of each; None for all.
-      max_length: where a target ends if it has not before.
-      num_beams: of a beam search; 1 takes the most likely token in every step.
-      length_penalty: of a beam search, see `rnnzoo.models.decoding`.
+      max_length: length at which a target ends if it has not before.
+      num_beams: width of beam search; 1 takes the most likely token each step.
+      length_penalty: exponent for beams, see `rnnzoo.models.decoding`.
     """
     decoding.check(max_length, num_beams, length_penalty)
 
@@ -447,9 +447,9 @@ class Seq2Seq(nnx.Module):
     """Raises ValueError unless `encode` returned it, for such a batch.
 
     Args:
-      memory: the caller's.
-      batch_shape: that of tokens beside it, or None.
-      name: of these tokens.
+      memory: the caller's memory.
+      batch_shape: batch shape of tokens beside it, or None.
+      name: name of these tokens.
     """
     is_memory = isinstance(memory, Memory)
     given = memory if is_memory else (None,) * 4
@@ -528,7 +528,7 @@ class Seq2Seq(nnx.Module):
 
 
 def _with_h(layer: sequence_layer.SequenceLayer, carry: Any, h: Array) -> Any:
-  """Returns a layer's carry, or that of all layers of a stack, with that h."""
+  """Returns a carry of a layer, or of all layers of a stack, with that h."""
   is_dense = isinstance(layer, dense_stack.DenseStack)
   if isinstance(layer, stack.Stack) and not is_dense:
     return tuple(

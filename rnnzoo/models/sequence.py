@@ -95,13 +95,13 @@ class SequenceModel(nnx.Module):
       reset: bool [..., time]; where true, every layer restarts before this
         step, as in `SequenceLayer.unroll`: at the first step of an episode, or
         of each of several sequences in a row. So an answer at the end is of the
-        steps since the last reset; `every_step` answers for those before it. A
-        layer that runs backwards restarts at the same boundaries.
+        steps since the last reset; `every_step` also answers for earlier steps.
+        A layer that runs backwards restarts at these boundaries too.
       seq_lengths: int [...], the number of valid steps of each sequence;
         resets beyond it have no effect.
       mask: bool [..., time], true where a step is valid; steps in the middle
-        may be missing. A reset at such a step acts all the same.
-      rngs: for dropout while training; None to evaluate.
+        may be missing. A reset at such a step still acts.
+      rngs: streams for dropout while training; None to evaluate.
 
     Returns:
       [..., out_features], of the last valid step, or with `every_step`
@@ -138,7 +138,7 @@ class SequenceModel(nnx.Module):
     """Returns the start of a sequence: the backbone's own carry.
 
     Args:
-      batch_shape: leading axes of x, those before time.
+      batch_shape: leading axes of x, before time.
 
     Raises:
       NotImplementedError: the model cannot take steps; see `step`.
@@ -152,7 +152,7 @@ class SequenceModel(nnx.Module):
     """Takes one step: returns the carry after it, and the answer.
 
     Args:
-      carry: of `initial_carry` or the last step.
+      carry: result of `initial_carry` or the last step.
       x: [..., in_features], or tokens, int [...].
       reset: bool [...]; where true, the carries of all layers restart before
         the step.

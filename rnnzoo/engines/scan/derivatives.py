@@ -1,7 +1,7 @@
 """The adjoint of a recurrence: path 1's backward pass, for any cell.
 
 For a chunk of steps, everything that does not depend on the adjoint is computed
-for all of them at once: the input projection, R h_{t-1} as one product, and the
+at once for the chunk: the input projection, R h_{t-1} as one product, and the
 linearisation of `update` around the saved carries. The loop that is left is
 linear in the adjoint λ,
 
@@ -9,7 +9,7 @@ linear in the adjoint λ,
 
 and the gradients of kernels are then one product a chunk, added up in float32.
 Adding them step by step, as plain autodiff of a scan does, is slower and loses
-digits in bfloat16. A cell whose linearisation is large, as that of many inner
+digits in bfloat16. A cell whose linearisation is large, as with many inner
 steps, is linearised in the loop instead, a step at a time. One thing need not
 be linear: `recurrent_gradient_clip` bounds the cotangent that comes back
 through the recurrent kernel.
@@ -33,8 +33,8 @@ from rnnzoo.engines.scan import steps as scan_steps
 # The adjoint of the pointwise part of a step, from a cell's own equations.
 #
 # A step is linearised around the carry that it starts from. Its pullbacks then
-# take the cotangent of the carry after it to those of all that it read; the
-# products with the recurrent kernel are the caller's.
+# take the cotangent of the carry after it to cotangents of all that it read;
+# the products with the recurrent kernel are the caller's.
 
 
 Array = jax.Array
@@ -72,7 +72,7 @@ def linearize_step(
 def is_large(pullbacks: Pullbacks, at: Any) -> bool:
   """Returns whether a linearisation has twice the arrays of its point.
 
-  An IRevRNN's has, at any number of inner steps. The others' have not: on a CPU
+  An IRevRNN's has, at any number of inner steps. No other cell's has: on a CPU
   a GRU took 15 to 30 % longer with its linearisation in the loop.
   """
   return len(jax.tree.leaves(pullbacks)) >= 2 * len(jax.tree.leaves(at))
@@ -82,12 +82,12 @@ def pull(pullbacks: Pullbacks, d_new: Carry, d_operand) -> tuple[Any, Any]:
   """Pulls a carry's cotangent back through the pointwise part of a step.
 
   Args:
-    pullbacks: of this step.
+    pullbacks: pullbacks of this step.
     d_new: cotangent of the carry after the step.
     d_operand: maps the last recurrent gate's cotangent to the operand's.
 
   Returns:
-    Cotangents of (params, x_gates, h_gates, carry), and that of the operand.
+    Cotangents of (params, x_gates, h_gates, carry), and of the operand.
   """
   cotangents = pullbacks.update(d_new)
   if pullbacks.operand is None:
@@ -112,9 +112,9 @@ def backward(
 
   Args:
     plan: static arguments.
-    saved: from the unroll.
-    cotangents: of the final carry, each [B, F], and of the returned carries,
-      each [T, B, F].
+    saved: arrays saved by the unroll.
+    cotangents: cotangents of the final carry, each [B, F], and of the returned
+      carries, each [T, B, F].
     loop: runs a chunk's steps, which are linear in the cotangent of the carry.
 
   Returns:
@@ -239,8 +239,8 @@ class _Adjoint:
     """Runs a chunk's steps.
 
     Returns:
-      The cotangents of the carry before it and of restarts; those of params, of
-      input gates and of recurrent gates, of all steps; and the operands of the
+      Cotangents of the carry before it and of restarts; of params, of input
+      gates and of recurrent gates, for all steps; and the operands of the
       second stage.
     """
     pullbacks, points, operand = self._linearized(at)
@@ -261,8 +261,8 @@ class _Adjoint:
   def _run_joint(self, d_carry, d_outputs, at: scan_steps.Linearization):
     """As `_run`, for `Plan.joint`: steps store cotangents in few arrays.
 
-    Those of recurrent gates are joined. That of an input gate is left out where
-    it is that of a recurrent gate, as for gates that are sums of both.
+    Cotangents of recurrent gates are joined. An input gate's is left out where
+    it equals a recurrent gate's, as for gates that are sums of both.
     """
     pullbacks, points, operand = self._linearized(at)
 
@@ -290,8 +290,8 @@ class _Adjoint:
     """Pulls the cotangent of the carry back through a step.
 
     Returns:
-      That of the carry before it; and the cotangents of params and gates, or
-      what gives them for all steps at once, with that of a restart.
+      The cotangent of the carry before it; and cotangents of params and gates,
+      or arrays to compute them for all steps at once, and of a restart.
     """
     plan, outputs = self._plan, self._plan.call.outputs
     pullbacks, at, d_outputs, reset, mask = xs
@@ -370,8 +370,8 @@ def forward(
 
   Args:
     plan: static arguments.
-    saved: from the unroll.
-    tangents: of the operands; None where one is zero.
+    saved: arrays saved by the unroll.
+    tangents: tangents of the operands; None where one is zero.
     loop: runs a chunk's steps, which are linear in the tangent of the carry.
 
   Returns:

@@ -42,12 +42,12 @@ _ACCELERATOR_ELEMENTS = 2**26
 _SAVED_ELEMENTS = 2**22
 
 # On a CPU, where a cache has not even 32 steps, the recurrent gates of a
-# sequence of up to 64 MiB are saved. (Those of longer ones took more time than
-# they saved.)
+# sequence of up to 64 MiB are saved. (Saving the gates of longer sequences
+# took more time than it gained.)
 _FEW_STEPS, _CPU_SAVED_ELEMENTS = 32, 2**24
 
-# From 13 to 22 MiB of them, saved, take all temporaries of a gradient above 32
-# MiB, which glibc's malloc maps anew in each call: an LSTM of 64 units with 256
+# Saved gates of 13 to 22 MiB take all temporaries of a gradient above 32 MiB,
+# which glibc's malloc maps anew in each call: an LSTM of 64 units with 256
 # rows and 64 steps took 32 ms in place of 22. Cells of more arrays are above
 # anyway, and larger heads take longer to multiply again: 384 units made no
 # difference, and with 512 it was 61 in place of 77 ms once, and 122 in place of
@@ -66,7 +66,7 @@ def chunk_length(time: int, width: int) -> int:
   On a CPU, chunks keep gates in cache and save the page faults of large
   temporaries. At T = 784 this is most of the gain in benchmarks/cpu_peers.json.
 
-  Where only T is known, as under `jax.export`, few steps save memory. A T that
+  If only T is known, as under `jax.export`, few steps save memory. A T that
   is not known is not divided.
 
   Args:
@@ -131,11 +131,11 @@ def make_plan(
 
   Args:
     cell: the equations.
-    project: as for `Plan`.
+    project: makes the input gates, as in `Plan`.
     operands: time-major, with a carry.
     call: static options.
-    keep: as for `selection.Scan`.
-    chunk: likewise.
+    keep: whether to save recurrent gates, as in `selection.Scan`.
+    chunk: steps whose input gates exist at once, as in `selection.Scan`.
   """
   time = operands.x.shape[0]
   width = math.prod(operands.carry[0].shape)
@@ -178,7 +178,7 @@ def unroll(
 
   Args:
     plan: static arguments.
-    operands: arrays; the dtype of `carry` is that of all state.
+    operands: arrays; all state has the dtype of `carry`.
 
   Returns:
     The carry after the last step, each [B, F], and the first
@@ -190,7 +190,7 @@ def unroll(
 def carries(
     plan: scan_steps.Plan, operands: call_lib.Operands
 ) -> tuple[Carry, Carry]:
-  """Returns the last carry and those after every step, without derivatives."""
+  """Returns the last carry and every step's carry, without derivatives."""
   carry, (every, _, _) = _forward(plan, operands)
   return carry, every
 
@@ -216,7 +216,7 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
       )
     start = scan_steps.select(reset, restart, carry)
     # Clipping is left to the adjoint. Autodiff of this pass serves second
-    # derivatives only, and that of a clipped gradient is not itself clipped.
+    # derivatives only, and the gradient of a clipped gradient is not clipped.
     carry, h_gates = scan_steps.step(
         plan.cell,
         params,

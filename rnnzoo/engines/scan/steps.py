@@ -27,7 +27,7 @@ class Plan:
     project: maps (weights, x [T, B, ...]) to x_gates, each [T, B, F].
     call: static options.
     chunk: number of steps for which input gates exist at once.
-    adjoint_chunk: likewise, in the backward pass.
+    adjoint_chunk: number of such steps in the backward pass.
     save_gates: whether the forward pass saves the recurrent gates of all steps
       for the backward pass, which otherwise forms them again.
     joint: both passes take the sequence whole, and gates are stored and
@@ -47,8 +47,8 @@ class Saved(NamedTuple):
   """The arrays that an unroll leaves to its derivatives.
 
   Attributes:
-    operands: of the unroll.
-    carries: after every step, each [T, B, F], or None where `start` is kept.
+    operands: operands of the unroll.
+    carries: carry after every step, [T, B, F], or None where `start` is kept.
     h_gates: recurrent gates of every step, each [T, B, F], or None where they
       are formed again; where `Plan.joint`, one array [T, B, G F].
     start: the carries before every step, after any restart, each [T, B, F], or
@@ -62,11 +62,11 @@ class Saved(NamedTuple):
 
 
 class Linearization(NamedTuple):
-  """Where the steps of a chunk are linearised.
+  """The points at which the steps of a chunk are linearised.
 
   Attributes:
-    x_gates: each [T, B, F].
-    h_gates: each [T, B, F].
+    x_gates: input gates, each [T, B, F].
+    h_gates: recurrent gates, each [T, B, F].
     start: the carries before the steps, after any restart, each [T, B, F].
     reset: bool [T, B] or None.
     mask: bool [T, B] or None.
@@ -79,7 +79,7 @@ class Linearization(NamedTuple):
   mask: Array | None
 
 
-# (body, init, xs, linearization, reverse=) -> (final, ys), as for `lax.scan`.
+# (body, init, xs, linearization, reverse=) -> (final, ys), as in `lax.scan`.
 Loop = Callable[..., tuple[Any, Any]]
 
 
@@ -104,11 +104,11 @@ def step(
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as `pack` returns them.
-    x_gates: each [..., F].
-    carry: before the step, each [..., F].
+    kernels: recurrent kernels as `pack` returns them.
+    x_gates: input gates, each [..., F].
+    carry: carry before the step, each [..., F].
     clip: `recurrent_gradient_clip` of plain autodiff through this function.
-    stop: `stop_recurrent_gradient`, likewise.
+    stop: `stop_recurrent_gradient` of plain autodiff through this function.
   """
   h_gates = multiply(
       cell, params, kernels, x_gates, carry, clip=clip, stop=stop
@@ -128,7 +128,7 @@ def multiply(
     clip: float | None = None,
     stop: bool = False,
 ) -> Gates:
-  """Returns the recurrent gates, each [..., F]; arguments as for `step`."""
+  """Returns the recurrent gates, each [..., F]; arguments as in `step`."""
   if not kernels:
     return ()
 
@@ -207,9 +207,9 @@ def previous(carries, in_chunk, carry, index, reverse) -> Carry:
   """Returns the carries before each step of a chunk, each [T, B, F].
 
   Args:
-    carries: after every step of the sequence.
+    carries: carry after every step of the sequence.
     in_chunk: the part of `carries` that belongs to the chunk.
-    carry: before the first step.
+    carry: carry before the first step.
     index: time of the chunk's steps, [T].
     reverse: direction of the recurrence.
   """
@@ -229,7 +229,7 @@ def previous(carries, in_chunk, carry, index, reverse) -> Carry:
 
 
 def shifted(init: Carry, carries: Carry, reverse: bool) -> Carry:
-  """Returns the carries before all steps, of those after them."""
+  """Returns the carries before all steps, given the carries after them."""
 
   def one(x0, x):
     order = (x[1:], x0[None]) if reverse else (x0[None], x[:-1])

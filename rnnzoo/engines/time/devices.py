@@ -7,8 +7,8 @@ knows the h before its part, and runs its steps from there:
     h after parts 0 .. p = A_p h + b_p,   A_p = product of the part's a
 
 The map is composed from the part's last steps backwards, and only of as many as
-it depends on. Where the product of their |a| is so small that it takes every
-finite h to zero, the map forgets what is before them. So most of a part is read
+it depends on. If the product of their |a| is so small that it takes every
+finite h to zero, the map forgets all steps before. So most of a part is read
 once, by the run itself; where some a stay near 1, all of it is read twice.
 
 An infinity or NaN decays in no number of steps, and may be among steps that no
@@ -17,7 +17,7 @@ again, by the maps of all steps. XLA takes branches on the host, which waits for
 the device then.
 
 The functions below are called inside `jax.shard_map`. They take the names of
-the mesh axes that time is over, and those of `maps.py` take them too.
+the mesh axes that time is over, and so do the functions of `maps.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Array = jax.Array
 # Axes of a mesh, major to minor as in a PartitionSpec; none: time is whole.
 Names = tuple[str, ...]
 
-# Steps that one round of `_total` composes: XLA makes one loop of them.
+# Steps that one round of `_total` composes: XLA makes a round one loop.
 _ROUND = 16
 
 # Last steps of a part that its map is composed of at first, and how many times
@@ -63,15 +63,15 @@ def run(
   """Runs this device's part of the steps.
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     read: returns some of this device's steps, in h0's dtype.
-    run_from: runs all of them: takes h before the first, [...], and returns its
+    run_from: runs all steps: takes h before the first, [...], and returns its
       results, and h after the last, [...].
-    h0: [...], h before the first of all steps, the same on all devices.
+    h0: [...], h before the first of all steps, equal on all devices.
     time: the number of this device's steps.
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
-    axis: where `read` has time.
+    axis: axis of time in the arrays of `read`.
     end: returns the b of the map of some steps, and a bound of log2 |a|, both
       like h0, faster than they are composed. A second run is a loop then, which
       JAX cannot transpose, and whose results XLA need not copy.
@@ -145,13 +145,13 @@ def _map(
   """Returns the map of a part's steps, (a, b), each [...].
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     read: returns some of the steps.
     time: their number.
     reverse: whether the recurrence runs from the last step to the first.
-    axis: where `read` has time.
-    first: how many of the last steps are composed at first; all of them count
-      then, even where every finite h is forgotten after.
+    axis: axis of time in the arrays of `read`.
+    first: how many of the last steps are composed at first; all these steps
+      count then, even where every finite h is forgotten after.
   """
   ends = [first]
   while ends[-1] < time:
@@ -199,9 +199,9 @@ def _after(
   """Returns h before a part, given the maps of all.
 
   Args:
-    compose: of two maps (a, b), the first of which acts first.
+    compose: function of two maps (a, b), the first of which acts first.
     maps: [parts, 2, ...].
-    index: of the part.
+    index: index of the part.
     h0: h before the first of all steps.
     reverse: whether the recurrence runs from the last step to the first.
   """
@@ -299,7 +299,7 @@ def boundary(reset: Array, axis: int, over: Names) -> Array:
 
   Args:
     reset: bool, this device's steps.
-    axis: which axis of `reset` is time.
+    axis: axis of time in `reset`.
     over: the mesh axes that time is over.
   """
   first = lax.slice_in_dim(reset, 0, 1, axis=axis)

@@ -28,9 +28,9 @@ def rounding(s: Carry) -> float:
 
 
 def signs(shape, seed: int) -> Array:
-  """Returns random signs, the same for every run: [T, 1, F]."""
+  """Returns random signs, equal in every run: [T, 1, F]."""
   time, _, features = shape
-  # Behind a barrier, or XLA would compute all of them while it compiles.
+  # Behind a barrier, or XLA would compute all signs while it compiles.
   steps = lax.optimization_barrier(lax.iota(jnp.uint32, time))
   index = steps[:, None, None] * np.uint32(features)
   index += lax.iota(jnp.uint32, features) + np.uint32(seed << 16)
@@ -50,19 +50,19 @@ def scales(
 ) -> Carry:
   """Returns the scale of a head's numbers after each step, [T, B, F or 1].
 
-  It is that of a rounding error in the step: the largest number of the carries
+  A rounding error in the step has this scale: the largest number of the carries
   after it and before it. A large carry that the recurrence has forgotten does
   not count, nor does one before a reset.
 
   Args:
     new: the carry after the steps, each [T, B, F].
-    heads: N; none of them sees another one.
+    heads: N; no head sees another head.
     begins: bool [T, B, 1], the steps that do not depend on the carry before, or
       None.
     reverse: whether time runs from the last step to the first.
     together: whether all arrays of the carry have one scale, the largest number
-      of all steps so far. Cotangents have it: that of a step is a sum over
-      later ones, and may be small where these are large.
+      of all steps so far. Cotangents have it: a step's cotangent is a sum over
+      later cotangents, and may be small where these are large.
   """
   scale = [_of_heads(jnp.abs(x), heads) for x in new]
   if not together:
@@ -76,7 +76,7 @@ def scales_so_far(
 ) -> Carry:
   """Returns the scale that the growth of errors is judged in, like `scales`.
 
-  It is the largest number of a head so far, where those of earlier steps fade
+  It is the largest number of a head so far, where earlier steps' numbers fade
   by `_FADES` a step: a trajectory that passes through 0 has the scale of the
   steps around it, and a carry of 1e6 counts for 640 steps.
   """
@@ -106,10 +106,10 @@ def scales_of_steps(
 
   Args:
     new: the carry after the steps, each [n, B, F].
-    before: the carry before them.
-    begins: as for `scales`.
+    before: the carry before these steps.
+    begins: bool [n, B, 1], as in `scales`, or None.
     heads: N.
-    noise: as of `noise`; None where the scale is that of heads.
+    noise: result of `noise`; None where each head has one scale.
   """
   if begins is not None:
     before = tuple(jnp.where(begins, 0, x) for x in before)
@@ -134,13 +134,13 @@ def noise(
   """Returns the rounding errors of a step by itself, in roundings.
 
   To first order, errors of eps times the terms that an equation adds up: a gate
-  has |x| + |R| |h| of them, and where it is saturated they do not matter.
+  adds up |x| + |R| |h|, and if it is saturated its error does not matter.
 
   Args:
     cell: the equations.
     params: the cell's own parameters.
     kernels: one or two, as `scan_steps.pack` returns them.
-    x_gates: each [..., F].
+    x_gates: input gates, each [..., F].
     start: the carry before the step, after any restart.
   """
   size = functools.partial(jax.tree.map, jnp.abs)
@@ -177,7 +177,7 @@ def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
 
 
 def _with_step_before(x: Array, begins: Array | None, reverse: bool) -> Array:
-  """Returns the larger of each step's number and of that before it."""
+  """Returns the larger of each step's number and the number before it."""
   zero = jnp.zeros_like(x[:1])
   order = (x[1:], zero) if reverse else (zero, x[:-1])
   before = jnp.concatenate(order)
@@ -204,8 +204,8 @@ class Scales(NamedTuple):
 
   Attributes:
     own: the largest of a head's numbers.
-    step: as of `scales`.
-    so_far: as of `scales_so_far`.
+    step: scales, as `scales` returns them.
+    so_far: scales, as `scales_so_far` returns them.
   """
 
   own: Carry
@@ -219,7 +219,7 @@ class Scales(NamedTuple):
     return cls(zero, zero, zero)
 
   def after(self, new: Carry, heads: int, begins: Array | None) -> 'Scales':
-    """Returns those of the next step.
+    """Returns the scales of the next step.
 
     Args:
       new: the carry after it, each [B, F].

@@ -1,4 +1,4 @@
-"""Where Newton's method begins: the closer, the fewer iterations.
+"""The guess that Newton's method begins with: closer means fewer iterations.
 
 Any cell can begin at f(s_0, x_t), one step from the initial carry. A cell may
 know better and say so in `Cell.guess`, by recurrences of the form
@@ -10,8 +10,8 @@ again one. So all steps are parallel, exactly and with no iteration. Among them
 are linear recurrences, max(s + b, c), and relu(u s + x), which is all of an
 IndRNN.
 
-From there, parts of time run side by side, step by step within a part, each
-from the guess at its beginning. A recurrence that forgets makes the end of a
+Then parts of time run side by side, step by step within a part, each from the
+guess at its beginning. A recurrence that forgets makes the end of a
 part nearly right, wherever the part began. So the parts run again from the ends
 that were found, until these change little: some hundred steps in turn for any
 T, which spare trained weights most of their iterations.
@@ -57,13 +57,13 @@ def first(
 ) -> tuple[Carry, Array | int]:
   """Returns the first guess of the carries that parts of time end with.
 
-  With it comes the number of steps that ran one after the other for it.
+  With it comes the number of steps that ran in turn to find it.
 
   Args:
     problem: the steps, whose `xs` are the input gates, resets and masks.
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as for `jacobians.of_steps`.
+    kernels: packed recurrent kernels, as in `jacobians.of_steps`.
     init: the carry before the first step.
     restart: the carry after a reset.
   """
@@ -118,7 +118,7 @@ def _by_parts(
 
   Args:
     problem: the steps.
-    parts: of time.
+    parts: the parts of time.
     guess: the carries that parts end with, each [count, B, F].
 
   Returns:
@@ -181,8 +181,8 @@ class _Solve:
       start: maps a carry to the s that it begins with.
       a: broadcast against b.
       b: [T, B, F].
-      low: likewise.
-      high: likewise.
+      low: lower bounds, [T, B, F].
+      high: upper bounds, [T, B, F].
     """
     _, reset, mask = self._problem.xs
     reverse = self._problem.reverse

@@ -47,14 +47,14 @@ def of_steps(
     exact: bool,
     stop: bool = False,
 ) -> maps_lib.Maps:
-  """Returns the derivatives of the carries after steps by those before them.
+  """Returns derivatives of the carries after steps by the carries before them.
 
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as `scan_steps.pack` returns them, in the dtype of the state.
-    x_gates: each [T, B, F].
-    h_gates: each [T, B, F].
+    kernels: R as `scan_steps.pack` returns it, in the dtype of the state.
+    x_gates: input gates, each [T, B, F].
+    h_gates: recurrent gates, each [T, B, F].
     start: the carries before the steps, each [T, B, F].
     exact: whether heads of several features have matrices. A diagonal kernel's
       derivatives are exact anyway.
@@ -83,13 +83,13 @@ def steps_at_once(
 ) -> int | None:
   """Returns how many steps to take side by side; None for all.
 
-  A cell of many inner steps has arrays for each of them meanwhile.
+  A cell of many inner steps has arrays for each inner step meanwhile.
 
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    x_gates: each [T, B, F].
-    carry: each [..., B, F].
+    x_gates: input gates, each [T, B, F].
+    carry: arrays of the carry, each [..., B, F].
   """
   time = x_gates[0].shape[0]
   at: Any = jax.tree.map(
@@ -107,10 +107,10 @@ def steps_at_once(
 def held(
     maps: maps_lib.Maps, reset: Array | None, mask: Array | None
 ) -> maps_lib.Maps:
-  """Returns the maps with 1 for masked steps, and 0 for those that restart.
+  """Returns the maps with 1 for masked steps, and 0 for steps that restart.
 
   Args:
-    maps: of steps.
+    maps: maps of steps.
     reset: bool [T, B] or None.
     mask: bool [T, B] or None.
   """
@@ -187,7 +187,7 @@ class _Step:
     """Returns the tangents of the second stage's operand.
 
     Args:
-      rows: as for `new`; the number of the last gate has no effect.
+      rows: rows of gates, as `new` takes them; the last gate's has no effect.
     """
     params, x_gates = self._given
 
@@ -220,8 +220,8 @@ def _pointwise(at: _Step, factors: list[Array]) -> maps_lib.Pointwise:
 
   Args:
     at: the steps.
-    factors: for each stage, those of its operand in each gate, [G, F];
-      none where nothing passes through the kernels.
+    factors: each stage's factors of its operand in each gate, [G, F]; none
+      where nothing passes through the kernels.
   """
   gates = len(at.h_gates)
   rows = at.unit_rows()[gates:]
@@ -292,13 +292,13 @@ def of_window(
   Args:
     cell: the equations.
     params: the cell's own parameters.
-    kernels: as for `of_steps`.
-    x_gates: each [T, B, F].
+    kernels: packed recurrent kernels, as in `of_steps`.
+    x_gates: input gates, each [T, B, F].
     before: the carries before the steps and before any restart, [T, B, F].
     restart: the carry after a restart, [B, F].
     reset: bool [T, B] or None.
     mask: bool [T, B] or None.
-    exact: as for `of_steps`.
+    exact: whether the derivatives are exact, as in `of_steps`.
   """
   start = scan_steps.select(reset, restart, before)
   h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)

@@ -1,7 +1,7 @@
 """Cells made of a diagonal cell, whose carry also says how it came about.
 
-Parts of time run side by side. How the carry after a part depends on the one
-before it is found in the same loop, in registers: `Tangent` has the derivative,
+Parts of time run side by side. One loop finds the carry after a part and how
+it depends on the carry before, in registers: `Tangent` has the derivative,
 `Clipped` an exact map where the cell has one. Kernels run both as they run any
 cell: equations are pointwise, and a jaxpr of `jax.jvp` is one too.
 """
@@ -130,9 +130,9 @@ def map_of_step(cell: cell_lib.Cell, params, x_gates) -> Any:
   """Returns (a, b, low, high) of a step, or None where a guess is none.
 
   Args:
-    cell: of one array.
-    params: with `WEIGHTS`.
-    x_gates: of the step.
+    cell: a cell whose carry is one array.
+    params: parameters, `WEIGHTS` included.
+    x_gates: input gates of the step.
   """
   if not cell.has_exact_guess:
     return None

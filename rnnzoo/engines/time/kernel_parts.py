@@ -1,7 +1,7 @@
 """Path 2 on a GPU: Newton's method at the joints between parts of time.
 
-Where few sequences leave a GPU idle, time is cut into parts, and a kernel runs
-all of them side by side, the steps of each in turn. Unknown are only the
+If few sequences leave a GPU idle, time is cut into parts, and a kernel runs
+all parts side by side, the steps of each in turn. Unknown are only the
 carries s_k that parts begin with. With F_k the run over part k, they solve
 
     s_{k+1} - F_k(s_k) = 0
@@ -18,11 +18,11 @@ composes its clipped affine maps, and then the first s is right up to rounding
 (`joint_cells.py`). For other cells a_k is taken for 0: that ends soon where a
 part forgets the carry before it.
 
-The result is that of the loop over time, or it is not taken. Within a part the
+The result is the loop's over time, or it is not taken. Within a part the
 steps run in turn, so errors arise at the joints only. Without derivatives they
 are to agree in every bit; then the trajectory is the kernel's own. With them,
-the last correction is to be rounding. Where it does not get there, the steps
-are solved for as on any device (`path.py`), in the same program.
+the last correction is to be rounding. If it does not get there, the steps
+are solved for as on any device (`path.py`), without leaving the program.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ from rnnzoo.engines.time import parts as time_parts
 
 # Runs of a kernel over all parts of time, side by side.
 #
-# Where few sequences leave a GPU idle, parts of time keep it busy. As many are
+# If few sequences leave a GPU idle, parts of time keep it busy. As many are
 # taken as its multiprocessors run at once, unless parts get too short to forget
 # the steps before them.
 
@@ -74,12 +74,12 @@ class Problem:
   Attributes:
     cell: the equations.
     fold: how time is cut.
-    params: of the cell.
+    params: parameters of the cell.
     gates: without the bias.
-    bias: of the gates, or None.
+    bias: bias of the gates, or None.
     kernel: R.
-    init: before the first step, each [B, F].
-    restart: after a reset, each [B, F].
+    init: carry before the first step, each [B, F].
+    restart: carry after a reset, each [B, F].
     reset: bool, or None.
     mask: bool, or None.
     diagonal: whether R is.
@@ -177,8 +177,8 @@ class Problem:
       outputs: number of arrays of the carry to return for all steps.
 
     Returns:
-      The carries that parts end with, each [C, B F], and those of all steps,
-      each [B, T, F].
+      The carries that parts end with, each [C, B F], and the carries after all
+      steps, each [B, T, F].
     """
     fold, params = self.fold, self.params
     if cell is not self.cell:
@@ -219,7 +219,7 @@ class Problem:
     return (end,), slope, carries
 
   def guess(self) -> Carry:
-    """Returns carries to begin parts with: those of a reset, but the first."""
+    """Returns carries to begin parts with: after a reset, but the first."""
     return tuple(
         jnp.concatenate([init.reshape(1, -1), self.fold.every(again)[1:]])
         for init, again in zip(self.init, self.restart, strict=True)
@@ -262,7 +262,7 @@ def small_recurrence(cell: Any, gates: Carry, first: Array) -> Array:
 
   Args:
     cell: the equations.
-    gates: of every part, each [C - 1, B F].
+    gates: gates of every part, each [C - 1, B F].
     first: the carry before, [B F].
 
   Returns:
@@ -302,8 +302,8 @@ class Report(NamedTuple):
   """How a run came about.
 
   Attributes:
-    parts: of time.
-    runs: of the kernel over all steps, without the first, which has no outputs.
+    parts: number of parts of time.
+    runs: kernel runs over all steps, without the first, which has no outputs.
     correction: the last of the joints, in the scale of the carry.
     fell_back: whether the joints were given up.
   """
@@ -382,8 +382,7 @@ def _size(slope: Array | None, starts: Carry, corrections: Carry) -> Array:
   """Returns the largest correction, in the scale of its feature so far.
 
   A part remembers the scale before it as far as its slope says. Without slopes
-  the scale is that of all features. The size is infinite or NaN if a correction
-  is.
+  all features share one scale. The size is infinite or NaN if a correction is.
   """
   worst = []
   for s, d in zip(starts, corrections, strict=True):

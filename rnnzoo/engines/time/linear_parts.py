@@ -159,15 +159,15 @@ def run(
 
   Args:
     cell: the equations.
-    projection: from `operands.x` to the input gates.
+    projection: map from `operands.x` to the input gates.
     operands: the arrays; x and the flags are this device's steps, and the carry
       is before the first of all steps. Carry and restart are arrays.
     call: static options.
-    implementation: as for `rnnzoo.unroll`.
+    implementation: paths to try, as `rnnzoo.unroll` takes them.
     over: the mesh axes that time is over, major to minor.
 
   Returns:
-    The final carry, each [B, F], which is the same on all devices, and h after
+    The final carry, each [B, F], which is equal on all devices, and h after
     this device's steps, [B, T, F], or [T, B, F] if `call.time_major`.
   """
   shape = operands.x.shape
@@ -199,8 +199,8 @@ def _associative_scan(*arguments, **options):
 
 
 def _pallas(cell, projection, reverse, over, operands, options=None):
-  del options  # Those of other recurrences.
-  # Where the caller's arrays are batch-major, XLA removes these transposes.
+  del options  # For other recurrences.
+  # If the caller's arrays are batch-major, XLA removes these transposes.
   swap = lambda x: jnp.swapaxes(x, 0, 1)
   a, b = map(swap, maps.coefficients(cell, projection, operands))
   h0 = operands.carry[0]
@@ -208,5 +208,5 @@ def _pallas(cell, projection, reverse, over, operands, options=None):
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):
-  del options  # Those of other recurrences.
+  del options  # For other recurrences.
   return maps.unroll(cell, projection, operands, reverse, solve, over)

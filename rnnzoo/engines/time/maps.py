@@ -43,16 +43,16 @@ from rnnzoo.engines.time import devices as time_devices
 # composition has it only where one of its steps has. A product that underflows
 # forgets nothing: it becomes the smallest normal number. Otherwise the result
 # would depend on how time is cut. `step_scan` and the GPU kernels
-# (`pallas_kernels/mosaic/affine_maps.py`) say the same about the same numbers.
+# (`pallas_kernels/mosaic/affine_maps.py`) treat all such numbers alike.
 #
-# The adjoint of the recurrence is a recurrence of the same kind, run the other
-# way (Martin and Cundy, 2018, "Parallelizing linear recurrent neural nets over
+# The adjoint of the recurrence is a recurrence of this kind, run backwards
+# (Martin and Cundy, 2018, "Parallelizing linear recurrent neural nets over
 # sequence length", section 2.2):
 #
 #     mu_t = a_t mu_{t+1} + a_t g_t,   lambda_t = g_t + mu_{t+1}
 #     db_t = lambda_t,   da_t = lambda_t h_{t-1},   dh_0 = mu_1
 #
-# so the derivative below is written once, whatever runs the recurrence. Where
+# so the derivative below is written once, whatever runs the recurrence. If
 # time is over devices, `devices.py` says which h a device begins with.
 
 
@@ -74,7 +74,7 @@ def unroll(
     project: the projection to the input gates.
     operands: time-major, with a carry and a restart of one array each.
     reverse: whether time runs from the last step to the first.
-    solve: as for `linear_scan`; None for all steps in parallel.
+    solve: runs the maps, as in `linear_scan`; None for all steps in parallel.
     over: the mesh axes that time is over, inside `jax.shard_map`.
 
   Returns:
@@ -91,7 +91,7 @@ def coefficients(
     project: call_lib.Projection,
     operands: call_lib.Operands,
 ) -> tuple[Array, Array]:
-  """Returns a and b of all steps, each [T, B, F]; arguments as for `unroll`."""
+  """Returns a and b of all steps, each [T, B, F]; arguments as in `unroll`."""
   params, weights, x, _, carry, restart, reset, mask = operands
   x_gates = scan_steps.project(project, carry, mask, weights, x)
   a, b = cell.coefficients(params, x_gates)
@@ -172,7 +172,7 @@ def compose(first, second):
 
 
 def _beside(factor: Array, x: Array) -> Array:
-  """Returns x for a product with a factor: 0 for 0 times what is not finite.
+  """Returns x for a product with a factor: 0 for 0 times an infinity or NaN.
 
   For all that is finite the product has its own derivatives, of every order.
   """
@@ -228,7 +228,7 @@ def _forward(static, operands):
 
 
 def _tangent(static, residuals, tangents):
-  """The tangent is the same recurrence, with da_t h_{t-1} + db_t for b_t."""
+  """The tangent is this recurrence, with da_t h_{t-1} + db_t for b_t."""
   solve, reverse, over = static
   a, h, before = residuals
   d_a, d_b, d_h0 = tangents
@@ -357,7 +357,7 @@ class _Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class _Compose:
-  """The same without kernels."""
+  """The scan of scalar maps without kernels."""
 
   reverse: bool
 
@@ -375,7 +375,7 @@ def over_time(compose: Callable[[Any, Any], Any], elements, *, reverse: bool):
   """Returns the compositions of all steps up to each one.
 
   Args:
-    compose: as for `lax.associative_scan`; it broadcasts leading axes.
+    compose: function for `lax.associative_scan`; it broadcasts leading axes.
     elements: arrays [T, ...].
     reverse: whether time runs from the last step to the first.
   """
@@ -398,7 +398,7 @@ def _in_blocks(compose, elements, *, reverse: bool):
   has no use for more in parallel.
 
   Args:
-    compose: as for `lax.associative_scan`; it broadcasts leading axes.
+    compose: function for `lax.associative_scan`; it broadcasts leading axes.
     elements: arrays [T, ...].
     reverse: whether time runs from the last step to the first.
   """

@@ -17,7 +17,7 @@ one more part exact. Later iterations run the parts 2, 4 or 8 times, each time
 from the ends of the run before, and make as many parts exact. So the iteration
 ends; it pays where it ends soon.
 
-The result is that of the loop over time, or it is not taken:
+The result is the loop's over time, or it is not taken:
 
 * A small residual is not a small error, since errors grow where the recurrence
   expands. So each iteration also solves for the growth of rounding errors: e_t
@@ -25,8 +25,8 @@ The result is that of the loop over time, or it is not taken:
   signs. A residual leaves an error of at most residual / rounding times e.
 * Iterates that are not finite never stay: the step's own value takes their
   place. A step that is not finite itself ends the iteration.
-* Where the residual is not down to rounding when the iteration ends, the same
-  steps run one by one, in the same compiled program.
+* If the residual is not down to rounding when the iteration ends, the steps run
+  one by one, without leaving the compiled program.
 """
 
 from collections.abc import Callable
@@ -50,12 +50,12 @@ Carry = cell_lib.Carry
 # more; one of `_LARGE` is where it falls no further and does no harm.
 _SMALL, _LARGE = 4, 64
 
-# From this iteration on, each runs the parts twice as often as the one before
+# Starting here, each iteration runs the parts twice as often as the one before
 # it, up to `_MOST_RUNS`.
 _LATE, _MOST_RUNS = 1, 8
 
-# The growth of rounding errors is that of the trajectory where the residual was
-# no larger than this.
+# Rounding errors grow as on the trajectory where the residual was no larger
+# than this.
 _NEAR = 1e-2
 
 
@@ -69,8 +69,8 @@ class Report(NamedTuple):
     sensitivity: largest error in the trajectory, in the carry's scale, that one
       rounding error in each step makes.
     fell_back: whether some steps ran one by one.
-    in_turn: steps that ran one after the other in all windows together, most of
-      them side by side with those of other parts of time. `lax.scan` has T.
+    in_turn: sequential steps in all windows together, most run side by side
+      with steps of other parts of time. `lax.scan` has T.
   """
 
   iterations: Array
@@ -82,10 +82,10 @@ class Report(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-  """Steps to be solved for, T of them, [T, ...].
+  """T steps to be solved for, [T, ...].
 
   Attributes:
-    body: (carry, x) -> (carry, y), one step, as for `lax.scan`.
+    body: (carry, x) -> (carry, y), one step, as in `lax.scan`.
     xs: the steps' own arrays.
     maps: carries before the steps -> A of every step; exact, or near.
     exact: whether these are the derivatives.
@@ -93,12 +93,12 @@ class Problem:
     heads: N, blocks of the carry that do not see each other.
     begins: bool [T, B, 1], the steps that do not depend on the carry before, or
       None.
-    noise: (carries before steps, xs of these steps) -> their rounding errors,
-      as of `newton_errors.noise`; None where features do not see each other.
+    noise: (carries before steps, the steps' xs) -> their rounding errors, from
+      `newton_errors.noise`; None where features do not see each other.
     linear: whether the body is linear: then errors are measured against all
       arrays of the carry, and the growth of rounding errors is not asked for.
-    at_once: as many steps as `after` takes at once, which bounds its memory;
-      None for all.
+    at_once: number of steps that `after` takes at once, which bounds its
+      memory; None for all.
   """
 
   body: Callable[[Carry, Any], tuple[Carry, Any]]
@@ -187,7 +187,7 @@ def solve(
     init: the carry before the first step.
     init_errors: growth of rounding errors up to there; None for a linear body.
     guess: the carries that parts of time end with, to begin with.
-    max_iterations: at most so many affine scans.
+    max_iterations: most affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
@@ -237,7 +237,7 @@ def solve(
         new + jnp.where(jnp.isfinite(d), d - gap, 0)
         for new, d, gap in zip(state.new, correction, given[0], strict=True)
     )
-    # After as many runs as there are parts, all of them are exact.
+    # After as many runs as there are parts, all parts are exact.
     runs = jnp.minimum(
         jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
         jnp.maximum(parts.count - state.runs, 1),
@@ -302,13 +302,13 @@ def solve(
 
 
 def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
-  """Returns what `lax.scan(body, init, xs)` does, for a linear body.
+  """Returns the results of `lax.scan(body, init, xs)`, for a linear body.
 
-  One iteration is all it takes, and has derivatives of its own. Where rounding
+  One iteration is all it takes, and has derivatives of its own. If rounding
   or a number that is not finite keeps it from the result, the loop runs.
 
   Args:
-    problem: with exact maps.
+    problem: problem with exact maps.
     init: the carry before the first step.
   """
   zero = problem.zeros(init)

@@ -23,7 +23,7 @@ from rnnzoo import cell as cell_lib
 # One branch for all rows of a `jax.vmap`.
 #
 # Under `jax.vmap` a `lax.cond` whose predicate differs between rows runs both
-# branches, and a `lax.while_loop` selects in every round. Where one predicate
+# branches, and a `lax.while_loop` selects in every round. If one predicate
 # holds for all rows, one branch runs.
 
 
@@ -64,7 +64,7 @@ class Parts:
 
   Attributes:
     length: steps of a part.
-    count: of parts.
+    count: number of parts.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class Parts:
     """Cuts time.
 
     Args:
-      body: (carry, x) -> (carry, y), one step, as for `lax.scan`.
+      body: (carry, x) -> (carry, y), one step, as in `lax.scan`.
       init: the carry before the first step, each [B, F].
       xs: the steps' own arrays, [T, ...].
       reverse: whether time runs from the last step to the first.
@@ -129,8 +129,8 @@ class Parts:
     """Returns carries with others where parts end, but for the last part.
 
     Args:
-      s: after all steps, each [T, B, F].
-      ends: as for `run`.
+      s: carries after all steps, each [T, B, F].
+      ends: carries that parts end with, as in `run`.
     """
     at = jnp.arange(1, self.count) * self.length - 1
     at = self._time - 1 - at if self._reverse else at
@@ -162,7 +162,7 @@ class Parts:
 # A sequence of T steps is cut into C parts of L steps, which stand side by side
 # either in the batch, [B, T, ..., F] -> [B C, L, ..., F], which moves nothing
 # in memory, or in the features, -> [1, L, ..., B C F]. A kernel has 128 lanes
-# for features, and few features would leave most of them empty.
+# for features, and few features would leave most lanes empty.
 #
 # Small arrays have a row for each part, [C, B F], in the order of the loop.
 
@@ -234,7 +234,7 @@ class Fold:
     return parts.reshape(-1, self.features)
 
   def every(self, carry: Array) -> Array:
-    """Returns [C, B F], for each part the same carry [B, F]."""
+    """Returns [C, B F], one carry [B, F] repeated for each part."""
     return jnp.broadcast_to(
         carry.reshape(1, -1), (self.count, self.batch * self.features)
     )

@@ -2,13 +2,13 @@
 
 Time is cut into windows, so that memory is bounded at any T; the carry passes
 from one to the next, and within a window all steps are parallel (`newton.py`).
-Forward, the steps are those of `lax.scan`; where the iteration does not end in
-their trajectory, they run one by one, and the report says so. Where rounding
-errors grow so much that no order of operations would give the same trajectory
-again, all of it runs by path 1.
+Forward, the steps equal `lax.scan`'s; if the iteration does not end in their
+trajectory, they run one by one, and the report says so. If rounding errors
+grow so much that no order of operations would repeat a trajectory, all steps
+run with path 1.
 
 No iteration is stored or differentiated. The tangent and the adjoint of the
-steps are linear, so path 1's loops over them are solved in the same way, by the
+steps are linear, so path 1's loops over them are solved this way too, by the
 implicit function theorem: one affine scan with the derivatives, transposed in
 the adjoint. A clipped gradient is not linear: its loop runs step by step.
 """
@@ -52,7 +52,7 @@ def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 
   Args:
     plan: static arguments.
-    operands: time-major; the dtype of `carry` is that of all state.
+    operands: time-major arrays; all state has the dtype of `carry`.
 
   Returns:
     The carry after the last step, each [B, F], and the first
@@ -67,11 +67,11 @@ def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 def accepted_sensitivity(dtype: Any) -> float:
   """Returns how much of the carry's scale rounding errors may grow to.
 
-  Beyond it, another order of operations would give another trajectory, and path
+  Above it, another order of operations would give another trajectory, and path
   1's is the one to be returned.
 
   Args:
-    dtype: of the carry.
+    dtype: dtype of the carry.
   """
   return 1e-4 if dtype == jnp.float32 else 1e-10
 
@@ -83,8 +83,8 @@ def unroll_with_report(
 
   Args:
     plan: static arguments.
-    operands: as for `unroll`.
-    iterations: at most so many in each window, whatever they give: nothing
+    operands: time-major arrays, as in `unroll`.
+    iterations: most iterations of each window, whatever they give: nothing
       runs step by step. None for the trajectory.
   """
   # Rounded to TF32, as a GPU's products are by default, h would be a staircase
@@ -275,12 +275,12 @@ def _heads(kernel: Array | None, carry: Carry) -> int:
 
 
 def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
-  """Returns the loop over linear steps that runs all of them at once.
+  """Returns the loop over linear steps that runs all steps at once.
 
   Args:
     plan: static arguments.
-    operands: of the unroll.
-    transposed: whether the steps are those of the adjoint.
+    operands: operands of the unroll.
+    transposed: whether the steps are the adjoint's.
   """
   steps = plan.steps
   cell, stop = steps.cell, steps.call.stop_recurrent_gradient
@@ -351,7 +351,7 @@ def _run(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
 
 @dataclasses.dataclass(frozen=True)
 class _Windows:
-  """Runs windows of time, one after the other."""
+  """Runs windows of time in turn."""
 
   plan: Plan
 
@@ -385,9 +385,9 @@ class _Joints:
 
 @_carries.defjvp
 def _carries_jvp(plan, primals, tangents):
-  # An iteration has no derivative of its own. That of its result is the linear
-  # map of `_unroll`, one level of differentiation further out. There gradients
-  # are not clipped: the derivative of a clipped gradient is not itself clipped.
+  # An iteration has no derivative of its own. Its result's derivative is the
+  # linear map of `_unroll`, one level of differentiation further out. Gradients
+  # are not clipped there: the derivative of a clipped gradient is not clipped.
   call = dataclasses.replace(
       plan.steps.call,
       outputs=len(plan.steps.cell.carry_names),

@@ -24,11 +24,11 @@ class Plan:
   """Static (hashable) arguments of a run.
 
   Attributes:
-    steps: those of path 1, whose chunks are the windows.
-    exact: whether the derivatives are; a diagonal quasi-Newton's otherwise.
-    jacobian: as for `make_plan`.
-    window: likewise.
-    max_iterations: of a window.
+    steps: plan of path 1, whose chunks are the windows.
+    exact: whether derivatives are exact; a diagonal quasi-Newton's otherwise.
+    jacobian: kind of derivatives asked for, as in `make_plan`.
+    window: steps in parallel that were asked for, as in `make_plan`.
+    max_iterations: most iterations of a window.
     tolerance: an error in the carry's scale that is small enough; 0 goes on to
       rounding.
   """
@@ -75,13 +75,13 @@ def make_plan(
 
   Args:
     cell: the equations.
-    project: as for `scan_steps.Plan`.
-    operands: time-major, with a carry.
+    project: makes the input gates, as in `scan_steps.Plan`.
+    operands: time-major arrays, with a carry.
     call: static options.
     jacobian: 'exact', 'diagonal', or None for the first that fits.
     window: steps in parallel; None for as many as fit.
-    max_iterations: as for `Plan`.
-    tolerance: as for `Plan`.
+    max_iterations: most iterations of a window.
+    tolerance: an error that is small enough, as in `Plan`.
 
   Raises:
     NotImplementedError: the number of steps is not known, or the derivatives of

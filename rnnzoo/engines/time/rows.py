@@ -25,7 +25,7 @@ Plan = newton_plan.Plan
 # every step, each [T, B, F].
 Results = tuple[Carry, Carry]
 
-# Where the batch stands in each of the operands that rows may have.
+# Axis of the batch in each operand that rows may have.
 _AXES = {'carry': 0, 'restart': 0, 'x': 1, 'reset': 1, 'mask': 1}
 
 
@@ -35,9 +35,9 @@ def together(
   """Returns run(plan, operands); `jax.vmap` over it enlarges the batch.
 
   Args:
-    run: is not differentiated.
+    run: function that is not differentiated.
     plan: static arguments.
-    operands: time-major.
+    operands: time-major arrays.
   """
 
   @jax.custom_batching.custom_vmap
