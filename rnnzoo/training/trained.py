@@ -13,6 +13,7 @@ import warnings
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -142,11 +143,14 @@ class Trained:
       )
     is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
     if any(map(is_traced, leaves)):
-      # The values are not known, but names and shapes are.
-      ones = lambda x: np.ones(x.shape, x.dtype) if is_traced(x) else x
+      # Only names and shapes are known. 1 may be a length, 1/2 a share.
+      half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
+      known = (
+          lambda x: np.full(x.shape, half(x), x.dtype) if is_traced(x) else x
+      )
       with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        self.task.check_inputs(jax.tree.map(ones, inputs))
+        self.task.check_inputs(jax.tree.map(known, inputs))
     else:
       inputs = self.task.check_inputs(inputs)
     found = self._compiled(nnx.state(self.model), inputs)
