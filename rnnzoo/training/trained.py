@@ -145,9 +145,8 @@ class Trained:
     if any(map(is_traced, leaves)):
       # Only names and shapes are known. 1 may be a length, 1/2 a share.
       half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
-      known = (
-          lambda x: np.full(x.shape, half(x), x.dtype) if is_traced(x) else x
-      )
+      full = lambda x: np.full(x.shape, half(x), x.dtype)
+      known = lambda x: full(x) if is_traced(x) else x
       with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         self.task.check_inputs(jax.tree.map(known, inputs))
