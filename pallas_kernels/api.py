@@ -13,6 +13,7 @@ kernels that run it:
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
@@ -239,8 +240,11 @@ def _prepare_dense(
   dtype = jnp.promote_types(arrays[0].dtype, recurrent_kernel.dtype)
   widest = jax.ShapeDtypeStruct(recurrent_kernel.shape, dtype)
   tiled = in_tiles(cell, (batch, time), widest, call)
+  heads, size = recurrent_kernel.shape[1:3]
+  # Rows of a head have to start at multiples of 16 bytes.
+  padded = limits.padded(size) if tiled else -(-size // 8) * 8
   gates = max(cell.input_gates, recurrent_kernel.shape[0])
-  most = limits.rows_at_once(batch, time, gates, features)
+  most = limits.rows_at_once(batch, time, gates, heads * padded)
   if tiled and most < batch:
     by_row = arrays, carry, restart, reset, mask
     if auto_axes.may_be_split((weights, by_row)):
@@ -251,28 +255,46 @@ def _prepare_dense(
       )
     shared = cell, params, recurrent_kernel, input_kernel, bias
     return _in_parts, (most, shared, by_row, call)
-  x: Array | projection.Product
-  if input_kernel is None:
-    x = _join(arrays)
-  elif call.keep_gates and not tiled:
-    x = projection.project(input_kernel, arrays[0])
-  else:
-    x = projection.Product(input_kernel, arrays[0])
+  learns = restart is not None
   rows = step.Rows.of(params, bias, None, features)
+  theta = rows.pack(params, bias, None)
+  carry, restart = (_stacked(cell, each, shape) for each in (carry, restart))
+  x = _join(arrays) if input_kernel is None else arrays[0]
+  run = tiled_op.run if tiled else dense_op.run
+  if padded > size:
+    pad = functools.partial(projection.pad, heads=heads, size=padded)
+    # Zeros may be no values of a parameter or a carry, which divide for
+    # instance. R gives the new units no gates, and takes nothing of them.
+    like_last = functools.partial(pad, mode='edge')
+    theta, carry, restart = map(like_last, (theta, carry, restart))
+    missing = (0, padded - size)
+    recurrent_kernel = jnp.pad(
+        recurrent_kernel, ((0, 0), (0, 0), missing, missing)
+    )
+    if input_kernel is None:
+      x = pad(x)
+    else:
+      input_kernel = pad(input_kernel)
+    run = functools.partial(_cut, run, heads, size)
+  if input_kernel is not None:
+    if tiled:  # So that a kernel may multiply W x, in whole slices.
+      depth = x.shape[-1]
+      missing = (0, -depth % limits.slice_of_inputs(batch))
+      x = jnp.pad(x, [(0, 0)] * 2 + [missing])
+      input_kernel = jnp.pad(input_kernel, [(0, 0), missing, (0, 0)])
+    project = call.keep_gates and not tiled
+    form = projection.project if project else projection.Product
+    x = form(input_kernel, x)
   dense = dataclasses.replace(
       _dense(cell, rows, (batch, time), recurrent_kernel, call, target),
-      restart_learns=restart is not None,
+      restart_learns=learns,
   )
-  return tiled_op.run if tiled else dense_op.run, (
-      dense,
-      rows.pack(params, bias, None),
-      x,
-      recurrent_kernel,
-      _stacked(cell, carry, shape),
-      _stacked(cell, restart, shape),
-      reset,
-      mask,
-  )
+  return run, (dense, theta, x, recurrent_kernel, carry, restart, reset, mask)
+
+
+def _cut(run: Callable[..., Any], heads: int, size: int, *operands):
+  """Runs a recurrence with padding, and cuts its results."""
+  return jax.tree.map(lambda y: projection.cut(y, heads, size), run(*operands))
 
 
 def _prepare_streaming(

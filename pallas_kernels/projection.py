@@ -25,25 +25,17 @@ class Product:
   Attributes:
     kernel: W, [G, I, F].
     x: [..., I].
-    heads: number of parts of the features.
-    size: features that the gates of each are padded to; None for no padding.
   """
 
   kernel: Array
   x: Array
-  heads: int = dataclasses.field(default=1, metadata={'static': True})
-  size: int | None = dataclasses.field(default=None, metadata={'static': True})
 
   def form(self) -> Array:
-    """Returns the gates, [..., G, F] with the features padded."""
-    gates = project(self.kernel, self.x)
-    return gates if self.size is None else pad(gates, self.heads, self.size)
+    """Returns the gates, [..., G, F]."""
+    return project(self.kernel, self.x)
 
   def pull(self, d_gates: Array) -> 'Product':
     """Returns the cotangents of W and x, given the cotangent of the gates."""
-    if self.size is not None:
-      own = self.kernel.shape[-1] // self.heads
-      d_gates = cut(d_gates, self.heads, own)
     arranged = arrange(self.kernel, self.x.dtype)
     d_kernel, d_x = backward((self.kernel, arranged, self.x), d_gates)
     return dataclasses.replace(self, kernel=d_kernel, x=d_x)
@@ -116,11 +108,24 @@ def backward(saved: tuple[Array, Array, Array], d_gates: Array):
 project.defvjp(forward, backward)
 
 
-def pad(a: Array, heads: int, size: int) -> Array:
-  """Pads the features of every head to `size`: the last axis."""
+def pad(a: Array, heads: int, size: int, mode: str = 'constant') -> Array:
+  """Pads the features of every head to `size`: the last axis.
+
+  Args:
+    a: [..., F].
+    heads: number of parts of the features.
+    size: features of each part of the result.
+    mode: 'constant' for zeros, or 'edge', which repeats each head's last
+      feature: unlike zeros, a value that the equations are made for.
+  """
   a = _by_head(a, heads)
   missing = size - a.shape[-1]
-  a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
+  if mode == 'edge':
+    last = lax.stop_gradient(a[..., -1:])
+    last = jnp.broadcast_to(last, (*a.shape[:-1], missing))
+    a = jnp.concatenate([a, last], axis=-1)
+  else:
+    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
   return a.reshape(*a.shape[:-2], heads * size)
 
 

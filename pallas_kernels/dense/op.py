@@ -1,7 +1,7 @@
 """Recurrences with a dense kernel as one differentiable operation.
 
 The kernels run the loops over time (`forward.py`, `backward.py`). Here are the
-parts around them: padding, a batch in pieces, and the VJP, whose products over
+parts around them: a batch in pieces, and the VJP, whose products over
 all steps are GEMMs outside the kernels (`gradients.py`).
 """
 
@@ -61,7 +61,7 @@ def run(
   theta, x, recurrent_kernel, carry, restart, reset, mask = devices.alike(
       (theta, x, recurrent_kernel, carry, restart, reset, mask)
   )
-  batch, time, heads, size = recurrence.shape
+  batch, time, *_ = recurrence.shape
   groups = recurrence.call.groups
   if reset is not None:
     reset = jnp.broadcast_to(reset, (groups, batch, time))
@@ -77,11 +77,7 @@ def run(
       functools.partial(_used, recurrence), inputs, recurrent_kernel
   )
   _check(recurrence, inputs, used)
-  # Rows of a head have to start at multiples of 16 bytes.
-  padded = -(-size // 8) * 8
-  recurrence = dataclasses.replace(
-      recurrence, shape=(batch, time, heads, padded), holds=mask is not None
-  )
+  recurrence = dataclasses.replace(recurrence, holds=mask is not None)
   # Both directions are planned first, so that an error is raised here.
   for options in ({'save': True}, {'adjoint': True}):
     plan_lib.plan_pieces(
@@ -92,29 +88,7 @@ def run(
         flags=flags is not None,
         **options,
     )
-  if padded == size:
-    return _run(recurrence, theta, x, recurrent_kernel, carry, restart, flags)
-  missing = padded - size
-
-  pad = functools.partial(projection.pad, heads=heads, size=padded)
-  cut = functools.partial(projection.cut, heads=heads, size=size)
-  if isinstance(x, projection.Product):
-    x = dataclasses.replace(x, heads=heads, size=padded)
-  else:
-    x = pad(x)
-  recurrent_kernel = jnp.pad(
-      recurrent_kernel, ((0, 0), (0, 0), (0, missing), (0, missing))
-  )
-  last, carries = _run(
-      recurrence,
-      pad(theta),
-      x,
-      recurrent_kernel,
-      pad(carry),
-      pad(restart),
-      flags,
-  )
-  return cut(last), tuple(map(cut, carries))
+  return _run(recurrence, theta, x, recurrent_kernel, carry, restart, flags)
 
 
 def at_once(

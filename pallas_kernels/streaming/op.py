@@ -196,9 +196,10 @@ def run(
   flags = step_flags.pack(reset, mask)
   inputs: Inputs = arrays
   if input_kernel is not None:
-    product = projection.Product(input_kernel, arrays[0])
-    inputs = (product.form() if recurrence.call.keep_gates else product,)
+    inputs = (projection.Product(input_kernel, arrays[0]),)
   padded, inputs = _pad(recurrence, inputs)
+  if recurrence.call.keep_gates:
+    inputs = projection.form(inputs)
   aligned = padded.shape[-1]
   theta, carry, restart = blocks.pad_to_tiles(aligned, (theta, carry, restart))
   last, carries = _run(padded, theta, inputs, carry, restart, flags)
@@ -257,9 +258,10 @@ def _pad(recurrence: Recurrence, inputs: Inputs) -> tuple[Recurrence, Inputs]:
 def _pad_inputs(
     gates: Array | projection.Product, size: int
 ) -> Array | projection.Product:
-  """Pads the features of input gates."""
+  """Pads the features of input gates, in W where it is there."""
   if isinstance(gates, projection.Product):
-    return dataclasses.replace(gates, size=size)
+    kernel = blocks.pad_features(gates.kernel, size)
+    return dataclasses.replace(gates, kernel=kernel)
   return blocks.pad_features(gates, size)
 
 

@@ -9,16 +9,26 @@ from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 
 # Rows of a batch times the square of a head's units, from which tiles are
-# faster. With one head, by benchmarks/tuning_large_batches_h200.json and
-# tuning_on_chip_h100.json: 256 rows of 768 units, 512 of 512, 2,048 of 256.
-WORK = 130_000_000
+# faster, for cells like LSTM and GRU and more rows than a tile has. With one
+# head, by benchmarks/tuning_sizes_h200.json: 80 rows of 1,152 units, 512 of 384
+# and 1,024 of 320 are faster; 1,024 of 256 take as long, and of 192 longer.
+WORK = 70_000_000
 
-# The work where both passes keep R on the chip, of more rows than a tile has,
-# heads of so many units and few arrays in a carry: with four, the adjoint has
-# too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
+# The work for all other cells and rows.
+_WORK_OF_OTHERS = 130_000_000
+
+# The work where both passes keep R on the chip, of heads of so many units and
+# few arrays in a carry: with four, the adjoint has too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
 # rows of 768 units, 128 of 512, 192 of 384.
 WORK_ON_CHIP = 28_000_000
 _ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
+
+# The same for one tile of rows: 64 rows of 1,024 units take as long forward
+# and .6 times as long with gradients; 48 rows take 1.3 times as long forward.
+_WORK_OF_ONE_TILE = 60_000_000
+
+# Units of a head in tiles, as a share of its own: the others are padding.
+_MOST_PADDING = 1.25
 
 # Cells with fewer gates were not measured below: they have less to multiply.
 _GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
@@ -55,6 +65,7 @@ def pay(
     call: options of the run.
   """
   recurrent, heads, size, _ = kernel.shape
+  padded = limits.padded(size)
   can_run = (
       target.wgmma
       and not target.interpret
@@ -62,9 +73,10 @@ def pay(
       and call.groups == 1
       and not call.cast_kernel
       and jnp.dtype(kernel.dtype).itemsize == 2
-      and size % limits.DEPTH == 0
+      and padded <= _MOST_PADDING * size
       and recurrent <= limits.GATES
   )
+  size = padded
   rows = limits.rows_at_once(rows, time, max(gates, recurrent), heads * size)
   if not can_run or heads > 1:
     return False
@@ -81,12 +93,16 @@ def pay(
     if on_chip():
       return True
   work = rows * size**2
-  if work >= WORK:
+  few_gates = recurrent < _GATES_ON_CHIP
+  plain = not few_gates and states <= _STATES_ON_CHIP
+  if work >= (WORK if plain and rows > _ROWS else _WORK_OF_OTHERS):
     return True
   least, (smallest, largest) = WORK_ON_CHIP, _SIZES_ON_CHIP
-  if recurrent < _GATES_ON_CHIP:
+  if few_gates:
     least, smallest = _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES
-  if work < least or rows <= _ROWS or states > _STATES_ON_CHIP:
+  elif rows <= _ROWS:
+    least = _WORK_OF_ONE_TILE
+  if work < least or rows < _ROWS or states > _STATES_ON_CHIP:
     return False
   return smallest <= size <= largest and on_chip()
 

@@ -23,6 +23,17 @@ _TILE = 64
 ELEMENTS = 2**31 - 1
 
 
+def padded(size: int) -> int:
+  """Returns the units of a head with padding: whole slices."""
+  return -(-size // DEPTH) * DEPTH
+
+
+def slice_of_inputs(rows: int) -> int:
+  """Returns the number that a product W x of so many rows is in slices of."""
+  # Outside of a kernel the library wants rows of 16 bytes.
+  return DEPTH if rows >= ROWS_TO_PROJECT else 8
+
+
 def rows_at_once(rows: int, time: int, gates: int, features: int) -> int:
   """Returns the rows of a batch that one kernel can run; larger ones are split.
 

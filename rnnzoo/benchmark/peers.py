@@ -2,8 +2,9 @@
 
 Each library that is installed takes part, with our weights and inputs, and is
 compared with our 'scan' in float64: `error` is the error of y, or backward of
-the gradient by x. All libraries take turns. `compile_s` of a torch program is
-its first call; memory is as each library tells it.
+the gradient by x; `ahead` is its time over the time of rnnzoo. All libraries
+take turns. `compile_s` of a torch program is its first call; memory is as each
+library tells it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +28,10 @@ from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
+from rnnzoo.convert import weights
 
 OURS = 'rnnzoo'
+SCAN = "rnnzoo's scan"
 LAYERS = ('LSTM', 'GRU', 'MinGRU', 'Elman')
 
 # Larger relative errors are mistakes, or digits that a program lost. A GPU
@@ -46,12 +49,19 @@ class Peer:
     module: the module that shows whether it is installed.
     layers: the names in `LAYERS` of layers that it has.
     program: function of ours, arrays, dtype and direction that makes a call.
+    stacks: whether it takes several layers and both directions.
   """
 
   package: str
   module: str
   layers: Sequence[str]
   program: Callable[..., tuple[Callable[[], Any], dict[str, Any]]]
+  stacks: bool = False
+
+  def takes(self, name: str) -> bool:
+    """Returns whether it has a layer of a suite."""
+    *several, layer = name.split()
+    return layer in self.layers and (self.stacks or not several)
 
   @property
   def installed(self) -> bool:
@@ -66,9 +76,9 @@ class Peer:
       return None
 
 
-def _jax(package, layers, make, module='') -> Peer:
+def _jax(package, layers, make, module='', stacks=False) -> Peer:
   program = functools.partial(peers_jax.program, make)
-  return Peer(package, module or package, layers, program)
+  return Peer(package, module or package, layers, program, stacks)
 
 
 def _torch(package, layers, make, module='', **options) -> Peer:
@@ -78,18 +88,19 @@ def _torch(package, layers, make, module='', **options) -> Peer:
 
 _BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
 _THREE = (*_BOTH, 'Elman')
-# Layers of cuDNN, some above each other.
-CUDNN = (*_BOTH, '2 x LSTM', '4 x LSTM', '4 x GRU')
 _scan = peers_torch.accelerated_scan
 PEERS: Mapping[str, Peer] = {
-    OURS: _jax(OURS, LAYERS, peers_jax.zoo),
-    'flax.nnx': _jax('flax', _THREE, peers_jax.flax_nnx),
+    OURS: _jax(OURS, LAYERS, peers_jax.zoo, stacks=True),
+    SCAN: _jax(OURS, LAYERS, peers_jax.scan, stacks=True),
+    'flax.nnx': _jax('flax', _THREE, peers_jax.flax_nnx, stacks=True),
     'flax.nnx.LSTMCell': _jax('flax', ['LSTM'], peers_jax.flax_lstm_cell),
     'flax.linen': _jax('flax', _BOTH, peers_jax.flax_linen),
     'haiku': _jax('dm-haiku', ['LSTM'], peers_jax.haiku, 'haiku'),
     'keras': _jax('keras', _BOTH, peers_jax.keras),
     'torch': _torch('torch', _THREE, peers_torch.eager),
-    'cudnn': _torch('torch', CUDNN, peers_torch.cudnn, time_major=True),
+    'cudnn': dataclasses.replace(
+        _torch('torch', _THREE, peers_torch.cudnn, time_major=True), stacks=True
+    ),
     'torch, compiled': _torch('torch', _BOTH, peers_torch.compiled),
     'flashrnn': _torch('flashrnn', _BOTH, peers_torch.flashrnn),
     'minGRU-pytorch': _torch(
@@ -158,6 +169,10 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
   for row, each in zip(timed, times, strict=True):
     row |= dataclasses.asdict(each)
     row['us_per_step'] = 1e3 * each.ms / case.shape.time
+  ours_ms = {r['direction']: r['ms'] for r in timed if r['program'] == OURS}
+  for row in timed:
+    if row['direction'] in ours_ms:
+      row['ahead'] = row['ms'] / ours_ms[row['direction']]
 
 
 def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
@@ -179,13 +194,13 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
       level.bias[...] += 0.1 * draw(*level.bias.shape)
   nnx.update(layer, jax.tree.map(fits, nnx.state(layer)))
   lead = shape.batch, shape.time
-  arrays = draw(*lead, shape.in_features), draw(*lead, shape.features)
+  arrays = draw(*lead, shape.in_features), draw(*lead, layer.out_features)
   return layer, tuple(map(fits, arrays))
 
 
 def levels(layer: Any) -> Sequence[Any]:
-  """Returns the layers of a stack, or the layer alone."""
-  return getattr(layer, 'layers', [layer])
+  """Returns all layers of a stack, in both directions."""
+  return [part for part, _, _ in weights.parts(layer)]
 
 
 def _exact(ours, arrays, backward: bool) -> np.ndarray:
@@ -233,7 +248,7 @@ SUITE = suites.Suite(
     [suites.Entry(None, LAYERS, 'with')],
     default=('row_mnist', 'pixel_mnist', '1x256'),
     # cuDNN has a suite of its own.
-    implementations=[name for name in _INSTALLED if name != 'cudnn'],
+    implementations=[n for n in _INSTALLED if n not in ('cudnn', SCAN)],
     measure=measure,
-    runs=lambda name, case: case.layer in PEERS[name].layers,
+    runs=lambda name, case: PEERS[name].takes(case.layer),
 )

@@ -17,6 +17,7 @@ import rnnzoo
 from rnnzoo import convert
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import timing
+from rnnzoo.convert import weights
 
 Function = Callable[[Any, jax.Array], jax.Array]
 Parts = tuple[Function, Any]
@@ -60,16 +61,42 @@ def program(
   return call, {'compile_s': built.compile_s, **built.memory}
 
 
+def scan(ours: Any) -> Parts:
+  """Our own layer by `lax.scan`."""
+  layer = nnx.clone(ours)
+  for part, _, _ in weights.parts(layer):
+    part.implementation = 'scan'
+  return zoo(layer)
+
+
 def zoo(ours: rnnzoo.RecurrentLayer) -> Parts:
   """Our own layer, by the path that is chosen for this device."""
   graphdef, params = nnx.split(ours)
   return lambda params, x: nnx.merge(graphdef, params)(x), params
 
 
-def flax_nnx(ours: rnnzoo.RecurrentLayer) -> Parts:
-  """nnx.RNN of the cell with the fewest matrix products."""
+def flax_nnx(ours: Any) -> Parts:
+  """nnx.RNN of the cell with the fewest matrix products, for each layer."""
   makes = baselines.FLAX_CELLS | {'Elman': nnx.SimpleCell}
-  return _nnx(makes[type(ours).__name__], ours)
+  functions, params, levels = [], [], []
+  for part, level, backward in weights.parts(ours):
+    make = makes[type(part).__name__]
+    function, own = _nnx(make, part, reverse=backward, keep_order=True)
+    functions.append(function)
+    params.append(own)
+    levels.append(level)
+
+  def run(params, x):
+    for level in dict.fromkeys(levels):
+      ys = [
+          function(own, x)
+          for function, own, at in zip(functions, params, levels, strict=True)
+          if at == level
+      ]
+      x = jnp.concatenate(ys, axis=-1)
+    return x
+
+  return run, params
 
 
 def flax_lstm_cell(ours: rnnzoo.RecurrentLayer) -> Parts:
@@ -77,10 +104,10 @@ def flax_lstm_cell(ours: rnnzoo.RecurrentLayer) -> Parts:
   return _nnx(nnx.LSTMCell, ours)
 
 
-def _nnx(make: Any, ours: rnnzoo.RecurrentLayer) -> Parts:
+def _nnx(make: Any, ours: rnnzoo.RecurrentLayer, **options: Any) -> Parts:
   cell = make(ours.in_features, ours.out_features, rngs=nnx.Rngs(0))
   convert.to_flax(ours, cell)
-  rnn = nnx.RNN(cell)
+  rnn = nnx.RNN(cell, **options)
   graphdef, params, rest = nnx.split(rnn, nnx.Param, ...)  # type: ignore[misc]
   # The cell counts its random numbers, which needs variables of its own.
   return (

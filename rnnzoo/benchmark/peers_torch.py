@@ -18,6 +18,7 @@ import numpy as np
 import rnnzoo
 from rnnzoo import convert
 from rnnzoo.benchmark import timing
+from rnnzoo.convert import weights
 
 Parts = tuple[Callable[[Any], Any], list[Any]]
 
@@ -133,11 +134,13 @@ def cudnn(ours: Any, options: dict[str, Any]) -> Parts:
 
 def _module(torch: Any, ours: Any, **options: Any) -> Any:
   """Returns torch's module of a layer or a stack, with its weights."""
-  layers = getattr(ours, 'layers', [ours])
-  name = type(layers[0]).__name__
+  parts = list(weights.parts(ours))
+  layer, _, _ = parts[0]
+  _, level, backward = parts[-1]
+  name = type(layer).__name__
   make = getattr(torch.nn, {'Elman': 'RNN'}.get(name, name))
-  sizes = layers[0].in_features, layers[0].out_features
-  module = make(*sizes, num_layers=len(layers), **options)
+  options |= {'num_layers': level + 1, 'bidirectional': backward}
+  module = make(layer.in_features, layer.out_features, **options)
   _load(module, ours)
   return module
 

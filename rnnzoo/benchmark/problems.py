@@ -93,11 +93,14 @@ def layer_class(name: str) -> Any:
 
   Args:
     name: a layer's name in results, maybe with options after _, as
-      IRevRNN_8_inner_steps; or a stack of layers, as '4 x LSTM'.
+      IRevRNN_8_inner_steps; or a stack of layers, as '4 x LSTM'; 'bi LSTM' has
+      both directions.
   """
   if found := re.fullmatch(r'(\d+) x (.+)', name):
     make = layer_class(found[2])
     return functools.partial(rnnzoo.Stack, make, num_layers=int(found[1]))
+  if name.startswith('bi '):
+    return functools.partial(rnnzoo.Bidirectional, layer_class(name[3:]))
   return rnnzoo.LAYERS[name.split('_')[0]]
 
 

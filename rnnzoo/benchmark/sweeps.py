@@ -6,7 +6,9 @@ without copying their inputs from the host. Rows of the path that `None` takes
 say how many times the time of the best path it is. `batches.txt` has the shapes
 of 'batches': first a middle, a large and a small batch of every number of
 features, so that a part of a run covers the range. cuDNN's line is the suite
-'cudnn', by torch, with the file's shapes of one head in float16.
+'cudnn', by torch, with the file's shapes of one head in float16. 'workloads'
+has published programs, beside flax and cuDNN: `workloads.txt` has their names,
+layers, shapes and sources.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -125,13 +127,40 @@ _LENGTHS = {
 }
 _ONE_HEAD = {k: v for k, v in _BATCHES.items() if v.num_heads == 1}
 _DEEP = suites.SUITES['stacks'].shapes
-_GATED = peers.CUDNN[:2]
+_GATED = peers.LAYERS[:2]
+_STACKED = ('2 x LSTM', '4 x LSTM', '4 x GRU')
+
+
+def _workloads() -> suites.Suite:
+  """Returns the suite of published programs, which `workloads.txt` lists."""
+  path = pathlib.Path(__file__).with_name('workloads.txt')
+  small = 'small'
+  shapes = {small: cases.Shape(4, 6, 5, 8)}
+  layers: dict[str, list[str]] = {'GRU': [small], '2 x bi LSTM': [small]}
+  for line in path.read_text().splitlines():
+    name, layer, sizes, _ = (part.strip() for part in line.split('|'))
+    _, shapes[name] = cases.parse_shape(sizes)
+    layers.setdefault(layer, []).append(name)
+  entries = [
+      suites.Entry(names, [layer], 'with', (cases.BF16,))
+      for layer, names in layers.items()
+  ]
+  return suites.Suite(
+      shapes,
+      entries,
+      timing.Timer(pace=_TIMER.pace),
+      [*shapes][1:],
+      implementations=(peers.OURS, peers.SCAN, 'flax.nnx', 'cudnn'),
+      measure=peers.measure,
+      runs=lambda name, case: peers.PEERS[name].takes(case.layer),
+  )
+
 
 SUITES = {
     'cudnn': suites.Suite(
         {**_ONE_HEAD, **_DEEP},
         [
-            suites.Entry([*_DEEP], peers.CUDNN[2:], 'with', (cases.F16,)),
+            suites.Entry([*_DEEP], _STACKED, 'with', (cases.F16,)),
             suites.Entry(None, _GATED, 'with', (cases.F16,)),
         ],
         timing.Timer(pace=_TIMER.pace),
@@ -148,6 +177,7 @@ SUITES = {
         drawn=True,
         measure=measure,
     ),
+    'workloads': _workloads(),
     'lengths': suites.Suite(
         _LENGTHS,
         [
