@@ -76,13 +76,17 @@ def program(
   """Returns a call and fields of a row, as `peers_jax.program` does.
 
   The first call counts as compilation. Memory is the allocator's peak of a
-  call, on a GPU only. If `time_major`, steps come first in memory; axes stay.
+  call, on a GPU only. If `time_major`, for cuDNN, steps come first in memory;
+  axes stay. bfloat16 is float16 there: torch keeps weights in bfloat16 apart,
+  and cuDNN then copies them at each call.
   """
   # FlashRNN, when imported, asks where CUDA's compiler is, even for its Triton
   # kernels, which do without; torch looks for it once.
   os.environ.setdefault('CUDA_HOME', '/usr/local/cuda')
   import torch
 
+  if time_major and dtype == 'bfloat16':
+    dtype = 'float16'
   options: dict[str, Any] = {
       'device': _device(torch),
       'dtype': getattr(torch, dtype),
