@@ -8,27 +8,29 @@ from pallas_kernels import call as call_lib
 from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 
-# Rows of a batch times the square of a head's units, from which tiles are
-# faster, for cells like LSTM and GRU and more rows than a tile has. With one
-# head, by benchmarks/tuning_sizes_h200.json: 80 rows of 1,152 units, 512 of 384
-# and 1,024 of 320 are faster; 1,024 of 256 take as long, and of 192 longer.
-WORK = 70_000_000
-
-# The work for all other cells and rows.
-_WORK_OF_OTHERS = 130_000_000
+# Rows of a batch times the square of a head's units with padding, from which
+# tiles are faster. By benchmarks/tuning_sizes_h200.json, of one head: for LSTM
+# and GRU 80 rows of 1,152 units, 512 of 384 and 2,048 of 192; 1,024 of 256 take
+# as long, and of 192 longer. For other cells: an Elman RNN of 1,024 rows of 320
+# units and an SLSTM of 512 of 448. Fewer rows than a tile has were not measured
+# if R is not on the chip.
+WORK, _WORK_OF_OTHERS, _WORK_OF_FEW_ROWS = 70_000_000, 100_000_000, 130_000_000
 
 # The work where both passes keep R on the chip, of heads of so many units and
-# few arrays in a carry: with four, the adjoint has too few registers. By benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80
-# rows of 768 units, 128 of 512, 192 of 384.
+# few arrays in a carry: with four, the adjoint has too few registers. By
+# benchmarks/tuning_on_chip_h100.json, of LSTM and GRU: 80 rows of 768 units,
+# 128 of 512, 192 of 384.
 WORK_ON_CHIP = 28_000_000
-_ROWS, _SIZES_ON_CHIP, _STATES_ON_CHIP = 64, (384, 1024), 2
+_SIZES_ON_CHIP, _STATES_ON_CHIP = (384, 1024), 2
 
-# The same for one tile of rows: 64 rows of 1,024 units take as long forward
-# and .6 times as long with gradients; 48 rows take 1.3 times as long forward.
-_WORK_OF_ONE_TILE = 60_000_000
+# The same for rows of one tile, of heads of up to so many units: 64 rows of
+# 1,152 take .6 times as long forward and .4 times with gradients; of 1,024 as
+# long and .6 times. 48 rows of 1,024 take 1.3 times as long forward.
+_ROWS, _WORK_OF_ONE_TILE, _SIZE_OF_ONE_TILE = 64, 60_000_000, 2048
 
-# Units of a head in tiles, as a share of its own: the others are padding.
-_MOST_PADDING = 1.25
+# Units of a head with padding, as a share of its own. 4,096 rows of 130 units,
+# padded by 1.48, are faster; 16,384 of 70, by 1.83, are slower.
+_MOST_PADDING = 1.5
 
 # Cells with fewer gates were not measured below: they have less to multiply.
 _GATES_ON_CHIP, _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES = 3, 75_000_000, 768
@@ -89,20 +91,20 @@ def pay(
         batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
     )
 
-  if rows in limits.LOW_BATCHES and _low_pay(recurrent, size, states, call):
-    if on_chip():
-      return True
   work = rows * size**2
   few_gates = recurrent < _GATES_ON_CHIP
   plain = not few_gates and states <= _STATES_ON_CHIP
-  if work >= (WORK if plain and rows > _ROWS else _WORK_OF_OTHERS):
+  most = WORK if plain else _WORK_OF_OTHERS
+  if work >= (most if rows > _ROWS else _WORK_OF_FEW_ROWS):
     return True
+  if rows in limits.LOW_BATCHES:
+    return _low_pay(recurrent, size, states, call) and on_chip()
   least, (smallest, largest) = WORK_ON_CHIP, _SIZES_ON_CHIP
   if few_gates:
     least, smallest = _WORK_OF_FEW_GATES, _SIZE_OF_FEW_GATES
   elif rows <= _ROWS:
-    least = _WORK_OF_ONE_TILE
-  if work < least or rows < _ROWS or states > _STATES_ON_CHIP:
+    least, largest = _WORK_OF_ONE_TILE, _SIZE_OF_ONE_TILE
+  if work < least or states > _STATES_ON_CHIP or (few_gates and rows <= _ROWS):
     return False
   return smallest <= size <= largest and on_chip()
 
