@@ -26,18 +26,6 @@ def cpu_peers() -> str:
   )
 
 
-def compile_time() -> str:
-  """The table of seconds that XLA takes to compile a gradient."""
-  found = pivots.rows('compile_time')
-  return pivots.sheet(
-      found,
-      'program | all threads, s | wall, s | fusions | loops | temporary, MiB',
-      '{program} | {cpu_s:.2f} | {compile_s:.2f} | {fusions} | {loops} |'
-      ' {mib:.1f}',
-      found,
-  )
-
-
 def linear() -> str:
   """The table of linear and diagonal recurrences on a GPU."""
   found = pivots.timed('linear_h200')
@@ -88,6 +76,7 @@ def dense() -> str:
       for projection in ('without', 'with')
   )
   published = data['published_ms']
+  given = [row for row in given if row['batch'] == 16]
   lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
   cudnn = published['cuDNN, float16, with projection']
   lines += ['', *_with_projection(whole, cudnn)]
@@ -184,26 +173,6 @@ def agru_ladder() -> str:
   return f'{pivots.with_source(lines, here)[:-1]}; {pivots.source(there)}'
 
 
-def processes() -> str:
-  """The table of training steps with one process a device."""
-  found = pivots.timed('processes_2_h200')
-  items = []
-  for alone, own in zip(found[::2], found[1::2], strict=True):
-    late = (
-        '{late_s:.0f} s; {steps} steps in {seconds_with_late:.1f} s, same bits'
-    )
-    if not own.get('same_bits', True):
-      raise ValueError(f'{own["layer"]}: a late process changed the result')
-    text = late.format(**own) if 'late_s' in own else '-'
-    items.append(own | {'alone': alone['ms'], 'late': text})
-  return pivots.sheet(
-      found,
-      'layers | alone, ms | together, ms | weak scaling | one process late',
-      '{layer} | {alone:.2f} | {ms:.2f} | {weak_scaling:.2f} | {late}',
-      items,
-  )
-
-
 _COUNTS = {2: 'two', 4: 'four'}
 
 
@@ -296,10 +265,9 @@ def resets() -> str:
   index = 'batch', 'time', 'features', 'resets'
   return pivots.sheet(
       found,
-      'batch x time x features | steps that reset | before, ms | now, ms',
-      '{batch} x {time} x {features} | {resets} | {own[before]:.3g} |'
-      ' {own[pallas]:.3g}',
-      pivots.pivot(found, index, none=''),
+      'batch x time x features | steps that reset | ms',
+      '{batch} x {time} x {features} | {resets} | {own[pallas]:.3g}',
+      pivots.pivot(found, index),
   )
 
 
@@ -324,21 +292,6 @@ def large_batches() -> str:
       ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f} |'
       ' {first[compile_s]:.1f} | {first[mb]:,.0f} | {scan[mb]:,.0f}',
       sorted(items, key=case),
-  )
-
-
-def small_heads() -> str:
-  """The table of gradients of R of small heads, before and after."""
-  found = pivots.timed('small_heads_h200')
-  for row in found:
-    row['sizes'] = pivots.heads_of(row)
-  return pivots.sheet(
-      found,
-      f'{_HEADS} | projection | copied by head, ms | MiB | in place, ms | MiB',
-      '{sizes} | {projection} | {own[by head]:.2f} |'
-      ' {own[by head][forward+backward][mib]:,} | {own[in place]:.2f} |'
-      ' {own[in place][forward+backward][mib]:,}',
-      pivots.pivot(found, ('sizes', 'projection')),
   )
 
 
