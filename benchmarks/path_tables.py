@@ -157,11 +157,9 @@ def batches(only: Only = _ALL) -> str:
   items.sort(key=lambda item: [item[name] for name in index])
   table = pivots.made(
       'layer | batch x time x features | path of `None` | ms | of the best |'
-      " `'scan'`, ms | times faster | cuDNN, ms | compile, s | `'scan'` | MiB |"
-      " `'scan'`",
+      " `'scan'`, ms | times faster | cuDNN, ms | MiB | `'scan'`",
       "`{layer}` | {size} | `'{path}'` | {ms} | {best} | {own[scan]:.2f} |"
-      ' {times:.1f} | {cudnn:.2f} | {taken[compile_s]:.0f} |'
-      ' {scan[compile_s]:.0f} | {taken[mib]:,.0f} | {scan[mib]:,.0f}',
+      ' {times:.1f} | {cudnn:.2f} | {taken[mib]:,.0f} | {scan[mib]:,.0f}',
       items,
   )
   return pivots.with_source([*table, '', _slower(found, lines)], found)
@@ -210,6 +208,12 @@ def _of_best(row: Row) -> str:
   return f'**{text}**' if row['of_best'] > pivots.SLOWER else text
 
 
+def _first(names: Sequence[str], most: int = 5) -> str:
+  """Returns the first names, and how many more there are."""
+  rest = f' and {len(names) - most} more' if len(names) > most else ''
+  return ', '.join(names[:most]) + rest
+
+
 def _slower(
     found: list[Row], cudnn: dict[tuple[str, str], pivots.Cells]
 ) -> str:
@@ -224,16 +228,14 @@ def _slower(
     if not over:
       return f'none of {len(among)} programs'
     names = [f'{name(row)} {row["direction"]} {row[key]:.2f}' for row in over]
-    rest = f' and {len(names) - 12} more' if len(names) > 12 else ''
-    shown = ', '.join(names[:12]) + rest
-    return f'{len(over)} of {len(among)} programs: {shown}'
+    return f'{len(over)} of {len(among)} programs: {_first(names)}'
 
   by_path: dict[str, dict[str, None]] = {}
   for row in taken:
     by_path.setdefault(row['program'], {})[name(row)] = None
   most = max(by_path, key=lambda path: len(by_path[path]))
   text = ''.join(
-      f"`None` takes `'{path}'` at {', '.join(names)}. "
+      f"`None` takes `'{path}'` at {_first([*names])}. "
       for path, names in by_path.items()
       if path != most
   )

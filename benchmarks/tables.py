@@ -49,16 +49,21 @@ def transformations() -> str:
 
 
 def libraries() -> str:
-  """The table of features of recurrent libraries."""
+  """The tables of features of recurrent libraries: in JAX, in torch."""
   data = pivots.load('docs/libraries.json')
-  lines = [[row['feature'], *row['cells']] for row in data['rows']]
+  ours, *others = names = data['libraries']
+  lines = []
+  for there in (False, True):
+    shown = [ours, *(n for n in others if (n in data['torch']) == there)]
+    cells = lambda row, shown=shown: [row[names.index(n)] for n in shown]
+    rows = [[row['feature'], *cells(row['cells'])] for row in data['rows']]
+    lines += [*pivots.table(['', *shown], rows), '']
   versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
-  lines = pivots.table(['', *data['libraries']], lines)
-  return '\n'.join([*lines, '', f'Looked at: {versions}.'])
+  return '\n'.join([*lines, f'Looked at: {versions}.'])
 
 
 _BATCHES = {'num_heads': [1], 'features': [512], 'batch': [16, 256, 4096]}
-_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [1, 16, 1024, 16384]}
+_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [16, 1024, 16384]}
 
 # Documents, and the tables in each.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {

@@ -28,14 +28,9 @@ def cpu_peers() -> str:
 
 def linear() -> str:
   """The table of linear and diagonal recurrences on a GPU."""
-  found = pivots.timed('linear_h200')
-  for row in found:
-    row['name'] = f'`{row["layer"]}`'
-    if row['projection'] == 'with':
-      row['name'] += ' layer, with its projection'
-    if row['layer'] == 'projection':
-      row['name'] = 'that projection alone'
-  index = 'name', 'batch', 'time', 'features', 'dtype'
+  rows = pivots.timed('linear_h200')
+  found = [row for row in rows if row['projection'] == 'without']
+  index = 'layer', 'batch', 'time', 'features', 'dtype'
   items = pivots.pivot(found, index, none='')
   for item in items:
     item['share'] = _share(item['own'])
@@ -43,7 +38,7 @@ def linear() -> str:
       found,
       'recurrence | batch x time x features | dtype | GPU kernel, ms (% of a'
       " copy's bandwidth) | `associative_scan`, ms",
-      '{name} | {batch} x {time} x {features} | {dtype} | {share} |'
+      '`{layer}` | {batch} x {time} x {features} | {dtype} | {share} |'
       ' {own[associative_scan]:.3f}',
       items,
   )
@@ -51,8 +46,6 @@ def linear() -> str:
 
 def _share(own: pivots.Cells) -> str:
   """Returns times of kernels, with shares of a copy's bandwidth."""
-  if 'pallas' not in own:
-    return format(own['dot'], '.3f')
   cells = []
   for way in pivots.DIRECTIONS:
     row = own['pallas'].get(way)
@@ -275,22 +268,16 @@ def large_batches() -> str:
   """The table of many rows and of large heads."""
   found = pivots.timed('large_batches_h200')
   line = [row for row in pivots.timed('cudnn_h200') if row['num_heads'] == 1]
-  for row in found:
-    row['mb'] = row['mib'] * 2**20 / 1e6
   index = 'layer', 'batch', 'time', 'features'
   case = lambda item: [item[name] for name in index]
   sizes = [case(row) for row in found]
   items = pivots.pivot(found + [r for r in line if case(r) in sizes], index)
-  for item in items:
-    item['first'] = item['own']['time-major'][pivots.BOTH]
-    item['scan'] = item['own']['scan'][pivots.BOTH]
   return pivots.sheet(
       found,
       'layer | batch x time x features | `None`, time-major | batch-major |'
-      " `'scan'` | cuDNN, float16 | compile, s | MB | MB, `'scan'`",
+      " `'scan'` | cuDNN, float16",
       '`{layer}` | {batch} x {time} x {features} | {own[time-major]:.2f} |'
-      ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f} |'
-      ' {first[compile_s]:.1f} | {first[mb]:,.0f} | {scan[mb]:,.0f}',
+      ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f}',
       sorted(items, key=case),
   )
 
