@@ -203,7 +203,7 @@ def curves(result: Row, way: int) -> dict[str, dict[int, float]]:
 
 def head_dim(result: Row) -> figures.Figure:
   """Returns the figure: forward on the left, with backward on the right."""
-  figure = figures.Figure(figsize=(11, 4.4), layout='constrained')
+  figure = figures.Figure(figsize=(8.6, 4.8), layout='constrained')
   axes = figure.subplots(1, 2)
   styles = {label: style for *_, label, style in (*MEASURED, *PUBLISHED)}
   for way, ax in enumerate(axes):
@@ -221,8 +221,8 @@ def head_dim(result: Row) -> figures.Figure:
   figure.legend(
       *axes[0].get_legend_handles_labels(),
       loc='outside lower center',
-      ncols=3,
-      fontsize=8,
+      ncols=2,
+      fontsize=9.5,
   )
   figure.suptitle(
       f'1,024 steps, batch 16, bfloat16, gates given: {source(result)}\n'
@@ -312,7 +312,7 @@ def newton_grid(result: Row) -> figures.Figure:
       ('batch', 'features'),
       ('program', 'time'),
   )
-  figure = figures.Figure(figsize=(11, 3.6), layout='constrained')
+  figure = figures.Figure(figsize=(8.6, 3.4), layout='constrained')
   axes = figure.subplots(1, len(items), sharey=True, squeeze=False)[0]
   for item, ax in zip(items, axes, strict=True):
     for path, style in PATHS.items():
@@ -320,7 +320,7 @@ def newton_grid(result: Row) -> figures.Figure:
       ms = [row['ms'] for row in own.values()]
       ax.plot(list(own), ms, style, label=f"'{path}'")
     ax.set_title(
-        f'batch {item["batch"]}, units {item["features"]}', fontsize=10
+        f'batch {item["batch"]},\n{item["features"]} units', fontsize=10
     )
     ax.set_xscale('log')
     ax.set_yscale('log')
@@ -343,8 +343,8 @@ SUITES: dict[str, Callable[[Row], figures.Figure]] = {
 # Committed results, and how they are drawn; dots an inch.
 COMMITTED = {
     'ahead_h200.png': ('peers_h200.json', ahead, 200),
-    'head_dim_h200.png': ('dense_h200.json', head_dim, 130),
-    'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 130),
+    'head_dim_h200.png': ('dense_h200.json', head_dim, 160),
+    'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 160),
     'batches_h100.png': ('batches_h100.json', batches, 70),
     'lengths_h200.png': ('lengths_h200.json', lengths, 70),
 }

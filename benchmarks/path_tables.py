@@ -10,7 +10,8 @@ Row = pivots.Row
 
 def kernel_memory() -> str:
   """The table of arrays that GPU kernels keep between the two passes."""
-  found = pivots.timed('memory_gpu')
+  rows = pivots.timed('memory_gpu')
+  found = [row for row in rows if row['dtype'] == 'bfloat16']
   for row in found:
     *above, layer = row['layer'].split(' x ')
     heads = row['features'] if layer == 'IndRNN' else row['num_heads']
@@ -43,28 +44,6 @@ def newton() -> str:
       '`{layer}` | {least} | {iterations} | {sensitivity:.0e} |'
       ' {lyapunov:.2g} | {in_turn:,}{all}',
       found,
-  )
-
-
-def newton_trained() -> str:
-  """The table of Newton iterations before and after training."""
-  found = pivots.rows('newton_trained')
-  for row in found:
-    row['case'] = f'{row["time"]} {row["trained"]} {row["dtype"]}'
-    row['text'] = f'{row["iterations"]} ({row["in_turn"]:,})'
-    row['text'] += ', in turn' if row['fell_back'] else ''
-    row['percent'] = 100 * row['test_accuracy']
-  items = pivots.pivot(found, ['layer'], ['case'])
-  for item in items:
-    item['last'] = list(item['own'].values())[-1]
-  return pivots.sheet(
-      found,
-      'layer | test accuracy | 37 steps | 1,008 steps, untrained | trained |'
-      ' trained, float64 | largest Lyapunov exponent',
-      '`{layer}` | {last[percent]:.1f} % | {own[37 True float32][text]} |'
-      ' {own[1008 False float32][text]} | {own[1008 True float32][text]} |'
-      ' {own[1008 True float64][text]} | {last[lyapunov]:.2g}',
-      items,
   )
 
 

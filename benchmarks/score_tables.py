@@ -4,7 +4,6 @@ import ast
 import re
 import statistics
 
-from benchmarks import agru_ablations as ablations
 from benchmarks import pivots
 
 
@@ -70,19 +69,6 @@ def _gpu_runs() -> list[pivots.Row]:
   return found
 
 
-def gpu_runs() -> str:
-  """The table of training runs on GPU kernels."""
-  found = _gpu_runs()
-  return pivots.sheet(
-      found,
-      'config | test accuracy, % | published, % | epochs | seconds an epoch |'
-      ' seconds in all',
-      '`{experiment}` | {score} | {published} | {epochs} | {epoch:.2f} |'
-      ' {all:.0f}',
-      found,
-  )
-
-
 def results() -> str:
   """The table of the README: runs beside published scores."""
   found = [row for row in _gpu_runs() if row['published']]
@@ -92,14 +78,6 @@ def results() -> str:
       found,
   )
   return '\n'.join(lines)
-
-
-def agru_ablations() -> str:
-  """The table of the A-GRU's ablations."""
-  data = pivots.load('benchmarks/agru_ablations.json')
-  found = pivots.rows('agru_ablations')
-  own = pivots.source(found, f'{data["rows"][0]["seeds"]} seeds')
-  return f'{ablations.table(data)} {own}'
 
 
 _BLEUS = {'greedy_bleu': 'greedy', 'sacrebleu': "sacrebleu's default"}

@@ -22,9 +22,8 @@ from benchmarks import time_tables as times
 def conversions() -> str:
   """The table of conversions and their largest differences."""
   lines = pivots.made(
-      'from and to | its class | largest difference of outputs | of final'
-      ' states',
-      '{library} | `{class}` | {outputs:.0e} | {states:.0e}',
+      'from and to | its class | largest difference',
+      '{library} | `{class}` | {outputs:.0e}',
       pivots.load('benchmarks/conversions.json')['rows'],
   )
   return '\n'.join(lines)
@@ -49,21 +48,22 @@ def transformations() -> str:
 
 
 def libraries() -> str:
-  """The tables of features of recurrent libraries: in JAX, in torch."""
-  data = pivots.load('docs/libraries.json')
-  ours, *others = names = data['libraries']
-  lines = []
-  for there in (False, True):
-    shown = [ours, *(n for n in others if (n in data['torch']) == there)]
-    cells = lambda row, shown=shown: [row[names.index(n)] for n in shown]
-    rows = [[row['feature'], *cells(row['cells'])] for row in data['rows']]
-    lines += [*pivots.table(['', *shown], rows), '']
+  """The tables of features of recurrent libraries."""
+  data, lines = pivots.load('docs/libraries.json'), []
+  names = data['libraries']
+  for shown in data['tables']:
+    places = [names.index(name) for name in (names[0], *shown)]
+    own = [
+        [row['feature'], *(row['cells'][place] for place in places)]
+        for row in data['rows']
+    ]
+    lines += [*pivots.table(['', names[0], *shown], own), '']
   versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
   return '\n'.join([*lines, f'Looked at: {versions}.'])
 
 
-_BATCHES = {'num_heads': [1], 'features': [512], 'batch': [16, 256, 4096]}
-_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [16, 1024, 16384]}
+_BATCHES = {'num_heads': [1], 'features': [512], 'batch': [256, 4096]}
+_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [1024, 16384]}
 
 # Documents, and the tables in each.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
@@ -87,7 +87,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/ladder.md': {'agru_ladder': times.agru_ladder},
     'docs/benchmarks/linear.md': {
         'linear_h200': times.linear,
-        'resets': times.resets,
         'lengths': functools.partial(paths.lengths, _LENGTHS),
     },
     'docs/benchmarks/memory.md': {
@@ -96,18 +95,15 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/newton.md': {
         'newton_long': paths.newton_long,
         'newton': paths.newton,
-        'newton_trained': paths.newton_trained,
     },
     'docs/benchmarks/peers.md': {'peers': times.peers},
     'docs/benchmarks/planning.md': {'planning': data_parallel.table},
     'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
     'docs/benchmarks/tasks.md': {
         'row_smnist': scores.row_smnist,
-        'gpu_runs': scores.gpu_runs,
         'text': scores.text,
         'synthetic': scores.synthetic,
         'state_tracking': scores.state_tracking,
-        'agru_ablations': scores.agru_ablations,
     },
     'docs/converting.md': {'conversions': conversions},
     'docs/internals/transformations.md': {'transformations': transformations},

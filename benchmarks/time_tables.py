@@ -90,11 +90,12 @@ def _on_gates(found: list[Row], flashrnn) -> list[str]:
   items = pivots.pivot(found, index, ('cell', 'direction'), none='')
   for item in items:
     item['flashrnn'] = _published(flashrnn, item['shape'])
-  layers = list(dict.fromkeys(row['layer'] for row in found))
+  names = dict.fromkeys(row['layer'] for row in found)
+  layers = [name for name in names if name != 'AntisymmetricRNN']
   heads = [_HEADS, *(f'`{layer}`' for layer in layers)]
-  heads += ['LSTM by hand, `lax.scan` unrolled by 8', 'LSTM of FlashRNN']
+  heads += ['LSTM of FlashRNN']
   cells = ['{sizes}', *(f'{{own[{layer} pallas]:.2f}}' for layer in layers)]
-  cells += ['{own[LSTM lax_scan_8]:.2f}', '{flashrnn}']
+  cells += ['{flashrnn}']
   return pivots.made(' | '.join(heads), ' | '.join(cells), items)
 
 
@@ -232,41 +233,21 @@ def stacks() -> str:
         else '-'
         for each in pivots.DIRECTIONS
     )
-    gradients = [way.get(pivots.BOTH, {}) for way in ways]
-    item['seconds'] = ' -> '.join(
-        f'{row["compile_s"]:.1f}' for row in gradients if 'compile_s' in row
-    )
     peer = item['own']['cudnn']
     item['cudnn'] = f'{peer:.3g}' if len(peer) == 2 else ''
   return pivots.sheet(
       found,
-      'layers | batch x time | in turn, ms | at the same time | times as fast |'
-      ' compile, s | cuDNN',
+      'layers | batch x time | in turn, ms | together | times as fast | cuDNN',
       '{depth} x `{cell}` {size} | {batch} x {time} | {own[in turn]:.3g} |'
-      ' {own[at once]:.3g} | {times} | {seconds} | {cudnn}',
+      ' {own[at once]:.3g} | {times} | {cudnn}',
       items,
-  )
-
-
-def resets() -> str:
-  """The table of a linear recurrence with resets."""
-  found = pivots.timed('resets_h100')
-  for row in found:
-    share = row['layer'].removeprefix('linear_scan').strip('_')
-    share = share.removesuffix('_resets').replace('%', ' %')
-    row['resets'] = share or 'none'
-  index = 'batch', 'time', 'features', 'resets'
-  return pivots.sheet(
-      found,
-      'batch x time x features | steps that reset | ms',
-      '{batch} x {time} x {features} | {resets} | {own[pallas]:.3g}',
-      pivots.pivot(found, index),
   )
 
 
 def large_batches() -> str:
   """The table of many rows and of large heads."""
-  found = pivots.timed('large_batches_h200')
+  rows = pivots.timed('large_batches_h200')
+  found = [row for row in rows if row['layer'] == 'LSTM']
   line = [row for row in pivots.timed('cudnn_h200') if row['num_heads'] == 1]
   index = 'layer', 'batch', 'time', 'features'
   case = lambda item: [item[name] for name in index]

@@ -356,7 +356,8 @@ def equinox():
 
   make = lambda **kw: library.nn.GRUCell(F, F, key=jax.random.key(0), **kw)
 
-  def run(x, carry=None, reset=None, cell=make()):
+  def run(x, carry=None, reset=None, cell=None):
+    cell = cell or make()
     step = lambda h, x: (jax.vmap(cell)(x, h),) * 2
     carry = jnp.zeros((B, F), x.dtype) if carry is None else carry
     carry, y = jax.lax.scan(step, carry, jnp.swapaxes(x, 0, 1))
@@ -373,7 +374,8 @@ def recurrentgemma():
   places = jnp.tile(jnp.arange(T), (B, 1))
   params = make().init(jax.random.key(0), jnp.asarray(X), places)
 
-  def run(x, carry=None, reset=None, layer=make()):
+  def run(x, carry=None, reset=None, layer=None):
+    layer = layer or make()
     begin = places[:, : x.shape[1]] + (carry is not None)
     begin = begin if reset is None else jnp.where(reset, 0, begin)
     return layer.apply(params, jnp.asarray(x), begin, carry)
