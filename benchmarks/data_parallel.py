@@ -163,7 +163,7 @@ def table() -> str:
   lines += [
       '',
       'Milliseconds a training step on this many GPUs (in brackets: throughput'
-      ' a GPU over that of one). Assumed: NVLink'
+      ' a GPU over one GPU alone). Assumed: NVLink'
       f' {NVLINK.gb_per_s:g} GB/s a direction and {NVLINK.latency_us:g} us a'
       f' message, a network of {NETWORK.gb_per_s:g} GB/s a GPU and'
       f' {NETWORK.latency_us:g} us a message, {HOST} GPUs a host. Fitted to two'

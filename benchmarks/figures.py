@@ -203,7 +203,7 @@ def curves(result: Row, way: int) -> dict[str, dict[int, float]]:
 
 def head_dim(result: Row) -> figures.Figure:
   """Returns the figure: forward on the left, with backward on the right."""
-  figure = figures.Figure(figsize=(11, 4.4), layout='constrained')
+  figure = figures.Figure(figsize=(8.6, 4.8), layout='constrained')
   axes = figure.subplots(1, 2)
   styles = {label: style for *_, label, style in (*MEASURED, *PUBLISHED)}
   for way, ax in enumerate(axes):
@@ -221,8 +221,8 @@ def head_dim(result: Row) -> figures.Figure:
   figure.legend(
       *axes[0].get_legend_handles_labels(),
       loc='outside lower center',
-      ncols=3,
-      fontsize=8,
+      ncols=2,
+      fontsize=9.5,
   )
   figure.suptitle(
       f'1,024 steps, batch 16, bfloat16, gates given: {source(result)}\n'
@@ -230,6 +230,75 @@ def head_dim(result: Row) -> figures.Figure:
       fontsize=10,
   )
   return figure
+
+
+# A label, and the factors beside flax and beside cuDNN, where measured.
+Factors = Sequence[tuple[str, float | None, float | None]]
+
+
+def bars(factors: Factors, note: str) -> figures.Figure:
+  """Returns the figure of the README: times as fast as two libraries.
+
+  Args:
+    factors: a line each, from the top.
+    note: the device, and how the times were taken.
+  """
+  figure = figures.Figure(
+      figsize=(8.6, 1.3 + 0.62 * len(factors)), layout='constrained'
+  )
+  ax = figure.subplots()
+  names = ('flax (the faster of nnx and linen)', "torch's cuDNN")
+  for k, (name, color) in enumerate(zip(names, ('C0', 'C7'), strict=True)):
+    place = [
+        (line + 0.38 * k - 0.19, row[1 + k])
+        for line, row in enumerate(factors)
+        if row[1 + k]
+    ]
+    own = ax.barh(*zip(*place, strict=True), 0.36, color=color, label=name)
+    text = [f'{factor:.1f} x' for _, factor in place]
+    ax.bar_label(own, text, padding=3, fontsize=10.5)
+  ax.set_yticks(range(len(factors)), [row[0] for row in factors], fontsize=10.5)
+  ax.invert_yaxis()
+  ax.axvline(1, color='k', lw=0.8)
+  ax.set_xlim(0, 1.1 * max(max(row[1] or 0, row[2] or 0) for row in factors))
+  ax.set_xlabel(f'times as fast; {note}', fontsize=10)
+  ax.spines[['top', 'right']].set_visible(False)
+  ax.legend(fontsize=10.5, loc='lower right')
+  return figure
+
+
+def ahead(result: Row) -> figures.Figure:
+  """Returns the figure of the README, from peers_h200.json and two others."""
+  factors = []
+  times = pivots.pivot(timed_rows(result, pivots.BOTH), ['layer', 'shape'])
+  for item in times[:2]:
+    own = {name: cell[pivots.BOTH]['ms'] for name, cell in item['own'].items()}
+    flax = min(own['flax.nnx'], own['flax.linen'])
+    label = f'{item["layer"]} of 256 units,\nbatch 16, 256 steps'
+    line = (flax / own['rnnzoo'], own['torch'] / own['rnnzoo'])
+    factors.append((label, *line))
+  rollouts = pivots.load('benchmarks/scanned_rnn_h200.json')
+  own = {
+      row['program']: row['ms']
+      for row in timed_rows(rollouts, pivots.BOTH)
+      if (row['layer'], row['dtype']) == ('ScannedRNN', 'float32')
+      and 'batch' in row
+  }
+  label = 'Rollouts with resets, GRU of\n256 units, batch 128, 128 steps'
+  factors.append((label, own['flax'] / own['pallas'], None))
+  wide = pivots.load('benchmarks/dense_h200.json')
+  cudnn = wide['published_ms']['cuDNN, float16, with projection']['1x768'][1]
+  (ms,) = (
+      row['ms']
+      for row in timed_rows(wide, pivots.BOTH)
+      if (row['layer'], row['program']) == ('LSTM', 'pallas')
+      and (row['shape'], row['projection']) == ('1x768', 'with')
+      and row['dtype'] == 'bfloat16'
+  )
+  label = 'LSTM of 768 units, 16 bits,\nbatch 16, 1,024 steps'
+  factors.append((label, None, cudnn / ms))
+  device = result['device']['kind']
+  return bars(factors, f'forward and backward, medians, {device}')
 
 
 # How each path is drawn.
@@ -243,7 +312,7 @@ def newton_grid(result: Row) -> figures.Figure:
       ('batch', 'features'),
       ('program', 'time'),
   )
-  figure = figures.Figure(figsize=(11, 3.6), layout='constrained')
+  figure = figures.Figure(figsize=(8.6, 3.4), layout='constrained')
   axes = figure.subplots(1, len(items), sharey=True, squeeze=False)[0]
   for item, ax in zip(items, axes, strict=True):
     for path, style in PATHS.items():
@@ -251,7 +320,7 @@ def newton_grid(result: Row) -> figures.Figure:
       ms = [row['ms'] for row in own.values()]
       ax.plot(list(own), ms, style, label=f"'{path}'")
     ax.set_title(
-        f'batch {item["batch"]}, units {item["features"]}', fontsize=10
+        f'batch {item["batch"]},\n{item["features"]} units', fontsize=10
     )
     ax.set_xscale('log')
     ax.set_yscale('log')
@@ -273,8 +342,9 @@ SUITES: dict[str, Callable[[Row], figures.Figure]] = {
 
 # Committed results, and how they are drawn; dots an inch.
 COMMITTED = {
-    'head_dim_h200.png': ('dense_h200.json', head_dim, 130),
-    'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 130),
+    'ahead_h200.png': ('peers_h200.json', ahead, 200),
+    'head_dim_h200.png': ('dense_h200.json', head_dim, 160),
+    'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 160),
     'batches_h100.png': ('batches_h100.json', batches, 70),
     'lengths_h200.png': ('lengths_h200.json', lengths, 70),
 }

@@ -1,64 +1,17 @@
 """Tables of paths over time: memory, iterations, and the path of `None`."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from benchmarks import pivots
 
 Row = pivots.Row
 
 
-def memory() -> str:
-  """The table of arrays that are kept between forward and backward."""
-  found = _memory('4000_steps')
-  for row in found:
-    row['path'] = "'scan'" if row['program'] == 'scan' else row['program']
-  line = '`{layer}` | `{path}` | {mib:.0f} | {ms:.0f}'
-  return pivots.sheet(found, 'layer | path | MiB | ms', line, found)
-
-
-def inner_steps() -> str:
-  """The table of the iRevRNN over its inner steps."""
-  found = _memory('inner_steps')
-  for row in found:
-    row['steps'] = row['layer'].split('_')[1]
-  paths = list(dict.fromkeys(row['program'] for row in found))
-  cells = [f'{{own[{p}][mib]:.0f}} | {{own[{p}][ms]:.0f}}' for p in paths]
-  return pivots.sheet(
-      found,
-      ' | '.join(['inner steps', *(f"`'{p}'`, MiB | ms" for p in paths)]),
-      ' | '.join(['{steps}', *cells]),
-      pivots.pivot(found, ['steps'], ['program']),
-  )
-
-
-def _memory(end: str) -> list[Row]:
-  """Returns rows of the suite 'memory', of shapes whose names end so."""
-  rows = pivots.timed('memory_cpu')
-  return [row for row in rows if row['shape'].endswith(end)]
-
-
-# MB, and sequences a second: irevrnn's README, on an RTX 3080.
-_PUBLISHED_STACKS = (245, 1250), (892, 580), (3245, 140)
-
-
-def irevrnn_stacks() -> str:
-  """The table of the cases that irevrnn's authors publish."""
-  found = _memory(' x IRevRNN')
-  for row, (mb, rate) in zip(found, _PUBLISHED_STACKS, strict=True):
-    row |= {'depth': row['shape'].split()[0], 'mb': row['mib'] * 2**20 / 1e6}
-    row |= {'rate': 1e3 * row['batch'] / row['ms']}
-    row |= {'their_mb': mb, 'their_rate': rate}
-  return pivots.sheet(
-      found,
-      'layers x features | steps | batch | MB | sequences/s | published: MB |'
-      ' sequences/s',
-      '{depth} x {features} | {time} | {batch} | {mb:,.0f} | {rate:,.0f} |'
-      ' {their_mb:,} | {their_rate:,}',
-      found,
-  )
-
-
 def kernel_memory() -> str:
   """The table of arrays that GPU kernels keep between the two passes."""
-  found = pivots.timed('memory_gpu')
+  rows = pivots.timed('memory_gpu')
+  found = [row for row in rows if row['dtype'] == 'bfloat16']
   for row in found:
     *above, layer = row['layer'].split(' x ')
     heads = row['features'] if layer == 'IndRNN' else row['num_heads']
@@ -94,40 +47,6 @@ def newton() -> str:
   )
 
 
-def newton_trained() -> str:
-  """The table of Newton iterations before and after training."""
-  found = pivots.rows('newton_trained')
-  for row in found:
-    row['case'] = f'{row["time"]} {row["trained"]} {row["dtype"]}'
-    row['text'] = f'{row["iterations"]} ({row["in_turn"]:,})'
-    row['text'] += ', in turn' if row['fell_back'] else ''
-    row['percent'] = 100 * row['test_accuracy']
-  items = pivots.pivot(found, ['layer'], ['case'])
-  for item in items:
-    item['last'] = list(item['own'].values())[-1]
-  return pivots.sheet(
-      found,
-      'layer | test accuracy | 37 steps | 1,008 steps, untrained | trained |'
-      ' trained, float64 | largest Lyapunov exponent',
-      '`{layer}` | {last[percent]:.1f} % | {own[37 True float32][text]} |'
-      ' {own[1008 False float32][text]} | {own[1008 True float32][text]} |'
-      ' {own[1008 True float64][text]} | {last[lyapunov]:.2g}',
-      items,
-  )
-
-
-def newton_h200() -> str:
-  """The table of paths over time on a GPU, Newton's among them."""
-  found = pivots.timed('newton_h200')
-  return pivots.sheet(
-      found,
-      "layer | `'associative_scan'` | `'pallas'` | `'scan'`",
-      '`{layer}` | {own[associative_scan]:.2f} | {own[pallas]:.2f} |'
-      ' {own[scan]:.2f}',
-      pivots.pivot(found, ['layer']),
-  )
-
-
 # Names of layers in the table of long sequences.
 _LONG = {
     'SLSTM': 'sLSTM',
@@ -138,10 +57,9 @@ _LONG = {
 }
 
 
-def newton_long(name: str) -> str:
+def newton_long() -> str:
   """The table of long sequences, all steps at once beside a kernel."""
-  old = pivots.timed(name, 'before')
-  found = pivots.timed(name) + old
+  found = pivots.timed('newton_long_h200')
   index = 'layer', 'batch', 'time', 'features', 'num_heads'
   items = pivots.pivot(found, index)
   items = [item for item in items if item['layer'] != 'linear_scan']
@@ -169,14 +87,25 @@ def newton_long(name: str) -> str:
       ' {own[pallas][forward+backward][ms]:#.3g} |'
       ' {own[associative_scan][forward+backward][ms]:#.3g}'
   )
-  if old:
-    heads += ' | single steps, before'
-    line += ' | {own[single steps][forward][ms]:#.3g}'
   return pivots.sheet(found, heads, line, items)
 
 
-def batches() -> str:
-  """The table of the path that `None` takes, beside 'scan'."""
+# Values that the fields of a line may have.
+Only = Mapping[str, Sequence[Any]]
+_ALL: Only = {}
+
+
+def _shown(items: list[Row], only: Only) -> list[Row]:
+  right = lambda item: all(item[key] in own for key, own in only.items())
+  return [item for item in items if right(item)]
+
+
+def batches(only: Only = _ALL) -> str:
+  """The table of the path that `None` takes, beside 'scan'.
+
+  Args:
+    only: the lines. The sentences below the table are about all rows.
+  """
   rows = pivots.rows('batches_h100')
   found = [row for row in rows if row['program'] != 'cudnn']
   cudnn = [
@@ -203,14 +132,13 @@ def batches() -> str:
     item['times'] = scan[1]['ms'] / ways[1]['ms']
     item['cudnn'] = lines.get((item['layer'], item['shape']), pivots.Cells('-'))
     items.append(item)
+  items = _shown(items, only)
   items.sort(key=lambda item: [item[name] for name in index])
   table = pivots.made(
       'layer | batch x time x features | path of `None` | ms | of the best |'
-      " `'scan'`, ms | times faster | cuDNN, ms | compile, s | `'scan'` | MiB |"
-      " `'scan'`",
+      " `'scan'`, ms | times faster | cuDNN, ms | MiB | `'scan'`",
       "`{layer}` | {size} | `'{path}'` | {ms} | {best} | {own[scan]:.2f} |"
-      ' {times:.1f} | {cudnn:.2f} | {taken[compile_s]:.0f} |'
-      ' {scan[compile_s]:.0f} | {taken[mib]:,.0f} | {scan[mib]:,.0f}',
+      ' {times:.1f} | {cudnn:.2f} | {taken[mib]:,.0f} | {scan[mib]:,.0f}',
       items,
   )
   return pivots.with_source([*table, '', _slower(found, lines)], found)
@@ -225,8 +153,12 @@ def _taken(item: Row) -> list[Row]:
   )
 
 
-def lengths() -> str:
-  """The table of linear recurrences by length."""
+def lengths(only: Only = _ALL) -> str:
+  """The table of linear recurrences by length.
+
+  Args:
+    only: the lines. The sentences below the table are about all rows.
+  """
   found = pivots.rows('lengths_h200')
   index = 'layer', 'batch', 'time'
   items = []
@@ -236,6 +168,7 @@ def lengths() -> str:
       item['best'] = ' / '.join(map(_of_best, ways))
       item['copy'] = ' / '.join(f'{row["with_copy_ms"]:.3f}' for row in ways)
       items.append(item)
+  items = _shown(items, only)
   order = lambda item: [item[name] for name in index]
   items.sort(key=lambda item: (item['layer'] != 'linear_scan', order(item)))
   table = pivots.made(
@@ -254,6 +187,12 @@ def _of_best(row: Row) -> str:
   return f'**{text}**' if row['of_best'] > pivots.SLOWER else text
 
 
+def _first(names: Sequence[str], most: int = 5) -> str:
+  """Returns the first names, and how many more there are."""
+  rest = f' and {len(names) - most} more' if len(names) > most else ''
+  return ', '.join(names[:most]) + rest
+
+
 def _slower(
     found: list[Row], cudnn: dict[tuple[str, str], pivots.Cells]
 ) -> str:
@@ -268,16 +207,14 @@ def _slower(
     if not over:
       return f'none of {len(among)} programs'
     names = [f'{name(row)} {row["direction"]} {row[key]:.2f}' for row in over]
-    rest = f' and {len(names) - 12} more' if len(names) > 12 else ''
-    shown = ', '.join(names[:12]) + rest
-    return f'{len(over)} of {len(among)} programs: {shown}'
+    return f'{len(over)} of {len(among)} programs: {_first(names)}'
 
   by_path: dict[str, dict[str, None]] = {}
   for row in taken:
     by_path.setdefault(row['program'], {})[name(row)] = None
   most = max(by_path, key=lambda path: len(by_path[path]))
   text = ''.join(
-      f"`None` takes `'{path}'` at {', '.join(names)}. "
+      f"`None` takes `'{path}'` at {_first([*names])}. "
       for path, names in by_path.items()
       if path != most
   )

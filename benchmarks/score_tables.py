@@ -4,7 +4,6 @@ import ast
 import re
 import statistics
 
-from benchmarks import agru_ablations as ablations
 from benchmarks import pivots
 
 
@@ -38,21 +37,22 @@ def seeds(found: list[pivots.Row]) -> str:
 def row_smnist() -> str:
   """The table of test accuracies on row-wise MNIST."""
   found = [row for row in pivots.rows('smnist') if row['dataset'] == 'MNIST']
+  kept = re.compile(r'\w+( with data.scaling=standard)?')
+  found = [row for row in found if kept.fullmatch(row['experiment'])]
   found.sort(key=lambda row: -row['accuracy']['mean'])
   for row in found:
     row |= {'score': scores(row), 'published': percent(row['experiment'])}
-    row |= {'count': len(row['seeds']), **row['seeds'][0]}
+    row |= row['seeds'][0]
   return pivots.sheet(
       found,
-      'config | test accuracy, % | published, % | seeds | parameters | commit',
-      '`{experiment}` | {score} | {published} | {count} | {parameters:,} |'
-      ' {commit}',
+      'config | test accuracy, % | published, % | parameters',
+      '`{experiment}` | {score} | {published} | {parameters:,}',
       found,
   )
 
 
-def gpu_runs() -> str:
-  """The table of training runs on GPU kernels, as configs have them."""
+def _gpu_runs() -> list[pivots.Row]:
+  """Returns training runs on GPU kernels, as configs have them."""
   rows = pivots.rows('gpu_runs')
   found = [row for row in rows if ' with ' not in row['experiment']]
   found.sort(key=lambda row: row['experiment'])
@@ -65,41 +65,18 @@ def gpu_runs() -> str:
     (row['epochs'],) = {seed['epochs'] for seed in own}
     row['all'] = row['epoch'] * row['epochs']
     row['published'] = percent(row['experiment'])
-  return pivots.sheet(
-      found,
-      'config | test accuracy, % | published, % | epochs | seconds an epoch |'
-      ' seconds in all',
-      '`{experiment}` | {score} | {published} | {epochs} | {epoch:.2f} |'
-      ' {all:.0f}',
+  return found
+
+
+def results() -> str:
+  """The table of the README: runs beside published scores."""
+  found = [row for row in _gpu_runs() if row['published']]
+  lines = pivots.made(
+      'config | test accuracy, % | published, % | seconds of training',
+      '`{experiment}` | {score} | {published} | {all:.0f}',
       found,
   )
-
-
-def gpu_recipes() -> str:
-  """The table of runs whose recipe differs from the recipe of a config."""
-  rows = pivots.rows('gpu_runs')
-  found = [row for row in rows if ' with ' in row['experiment']]
-  found.sort(key=lambda row: row['experiment'])
-  for row in found:
-    row['name'], row['changed'] = row['experiment'].split(' with ')
-    own = (f'{100 * seed["accuracy"]:.2f}' for seed in row['seeds'])
-    row |= {'own': ', '.join(own), 'published': percent(row['name'])}
-    row['epochs'] = row['seeds'][0]['epochs']
-  return pivots.sheet(
-      found,
-      'config | changed | test accuracy, % | published, % | epochs | commit',
-      '`{name}` | {changed} | {own} | {published} | {epochs} | {commit}',
-      found,
-      seeds(found),
-  )
-
-
-def agru_ablations() -> str:
-  """The table of the A-GRU's ablations."""
-  data = pivots.load('benchmarks/agru_ablations.json')
-  found = pivots.rows('agru_ablations')
-  own = pivots.source(found, f'{data["rows"][0]["seeds"]} seeds')
-  return f'{ablations.table(data)} {own}'
+  return '\n'.join(lines)
 
 
 _BLEUS = {'greedy_bleu': 'greedy', 'sacrebleu': "sacrebleu's default"}
@@ -108,7 +85,14 @@ _BLEUS['greedy_sacrebleu'] = 'greedy'
 
 def text() -> str:
   """The table of characters and translation."""
-  found = pivots.rows('text_h200')
+  rows = pivots.rows('text_h200')
+  kept = 'test_context', 'subwords', '59m'
+  found = [
+      row
+      for row in rows
+      if ' with ' not in row['experiment']
+      or any(word in row['experiment'] for word in kept)
+  ]
   for row in found:
     others, rate = row['others'], row.get('tokens_per_second')
     if 'bleu' in row:
@@ -132,34 +116,45 @@ def text() -> str:
   )
 
 
+_TASKS = {
+    'adding problem of 1,000 steps': 'adding, 1,000 steps',
+    'copy memory with a delay of 200': 'copying, delay 200',
+    'copy memory with a delay of 1,000': 'copying, delay 1,000',
+    'selective copying of 16 among 4,096': 'selective copying, 4,096 steps',
+}
+
+
 def synthetic() -> str:
-  """The table of adding and copying."""
+  """The table of adding and copying: each layer's best run."""
   rows = pivots.rows('synthetic_h200')
   found = [row for row in rows if not row['over_length']]
   for row in found:
-    row['epochs'] = row['seeds'][0]['epochs']
-    if 'mse' in row:
-      row['test'] = f'MSE {row["mse"]["mean"]:.1e}'
-    else:
-      row['test'] = f'{100 * row["accuracy"]["mean"]:.1f} % of the symbols'
-  line = '`{experiment}` | {dataset} | {test} | {epochs}'
-  heads = 'config | task | test | epochs'
-  return pivots.sheet(found, heads, line, found, seeds(found))
+    epochs = row['seeds'][0]['epochs']
+    row['ms'] = row['mse']['mean'] if 'mse' in row else 0
+    row['text'] = f'{row["ms"]:.1e} ({epochs})'
+    if 'mse' not in row:
+      row['ms'] = -row['accuracy']['mean']
+      row['text'] = f'{-100 * row["ms"]:.1f} % ({epochs})'
+  return _best(found, _TASKS)
+
+
+def _best(found: list[pivots.Row], tasks: dict[str, str]) -> str:
+  """Returns the table of the best runs, a line a layer and a column a task."""
+  items = pivots.pivot(found, ['layer'], ['dataset'])
+  for item in items:
+    cells = (item['own'].get(name, {}).get('text', '-') for name in tasks)
+    item['cells'] = ' | '.join(cells)
+  heads = ' | '.join(['layer', *tasks.values()])
+  items.sort(key=lambda item: item['layer'])
+  line = '`{layer}` | {cells}'
+  return pivots.sheet(found, heads, line, items, seeds(found))
 
 
 def state_tracking() -> str:
-  """The table of accuracy over length."""
+  """The table of accuracies at two lengths: each layer's best run."""
   found = [row for row in pivots.rows('synthetic_h200') if row['over_length']]
-  found.sort(key=lambda row: (row['dataset'], row['layer']))
-  sizes = sorted({int(n) for row in found for n in row['over_length']})
   for row in found:
-    name, _, fields = row['experiment'].partition(' with ')
-    own = f'model.layer={row["layer"]}'
-    rest = ', '.join(f for f in fields.split(', ') if f and f != own)
-    row['changed'] = f'{name} with {rest}' if rest else name
-    cells = [row['over_length'].get(str(n)) for n in sizes]
-    numbers = ('-' if x is None else f'{100 * x:.1f}' for x in cells)
-    row['numbers'] = ' | '.join(numbers)
-  heads = ' | '.join(['config', 'layer', *(f'{n:,}' for n in sizes)])
-  line = '`{changed}` | `{layer}` | {numbers}'
-  return pivots.sheet(found, heads, line, found, seeds(found))
+    own = {int(n): 100 * x for n, x in row['over_length'].items()}
+    row['text'] = f'{own[min(own)]:.1f} / {own[max(own)]:.1f}'
+    row['ms'] = -own[max(own)]
+  return _best(found, {row['dataset']: row['dataset'] for row in found})

@@ -22,9 +22,8 @@ from benchmarks import time_tables as times
 def conversions() -> str:
   """The table of conversions and their largest differences."""
   lines = pivots.made(
-      'from and to | its class | largest difference of outputs | of final'
-      ' states',
-      '{library} | `{class}` | {outputs:.0e} | {states:.0e}',
+      'from and to | its class | largest difference',
+      '{library} | `{class}` | {outputs:.0e}',
       pivots.load('benchmarks/conversions.json')['rows'],
   )
   return '\n'.join(lines)
@@ -49,68 +48,65 @@ def transformations() -> str:
 
 
 def libraries() -> str:
-  """The table of features of recurrent libraries."""
-  data = pivots.load('docs/libraries.json')
-  lines = [[row['feature'], *row['cells']] for row in data['rows']]
+  """The tables of features of recurrent libraries."""
+  data, lines = pivots.load('docs/libraries.json'), []
+  names = data['libraries']
+  for shown in data['tables']:
+    places = [names.index(name) for name in (names[0], *shown)]
+    own = [
+        [row['feature'], *(row['cells'][place] for place in places)]
+        for row in data['rows']
+    ]
+    lines += [*pivots.table(['', names[0], *shown], own), '']
   versions = ', '.join(f'{k} {v}' for k, v in data['versions'].items())
-  lines = pivots.table(['', *data['libraries']], lines)
-  return '\n'.join([*lines, '', f'Looked at: {versions}.'])
+  return '\n'.join([*lines, f'Looked at: {versions}.'])
 
+
+_BATCHES = {'num_heads': [1], 'features': [512], 'batch': [256, 4096]}
+_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [1024, 16384]}
 
 # Documents, and the tables in each.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
-    'README.md': {'row_smnist': scores.row_smnist, 'gpu_runs': scores.gpu_runs},
+    'README.md': {'results': scores.results},
     'docs/benchmarks/cpu.md': {
         'cpu_peers': times.cpu_peers,
-        'compile_time': times.compile_time,
     },
     'docs/benchmarks/dense.md': {
         'dense_h200': times.dense,
-        'small_heads': times.small_heads,
-        'stacks': times.stacks,
         'large_batches': times.large_batches,
-        'batches': paths.batches,
+        'batches': functools.partial(paths.batches, _BATCHES),
+        'stacks': times.stacks,
+    },
+    'docs/benchmarks/devices.md': {
+        'devices_four': functools.partial(times.devices, 'devices_4_h100'),
+        'linear_over_time': functools.partial(
+            times.linear_over_time, 'linear_over_time_4_h100'
+        ),
     },
     'docs/benchmarks/index.md': {'units_and_batch': times.units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': times.agru_ladder},
     'docs/benchmarks/linear.md': {
         'linear_h200': times.linear,
-        'resets': times.resets,
-        'lengths': paths.lengths,
+        'lengths': functools.partial(paths.lengths, _LENGTHS),
     },
-    'docs/benchmarks/planning.md': {'planning': data_parallel.table},
-    'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
-    'docs/choosing.md': {
-        'transformations': transformations,
-        'memory': paths.memory,
-        'inner_steps': paths.inner_steps,
-        'irevrnn_stacks': paths.irevrnn_stacks,
+    'docs/benchmarks/memory.md': {
         'kernel_memory': paths.kernel_memory,
-        'newton_h200': paths.newton_h200,
-        'newton_long': functools.partial(paths.newton_long, 'newton_long_h200'),
-        'newton_long_h100': functools.partial(
-            paths.newton_long, 'newton_long_h100'
-        ),
+    },
+    'docs/benchmarks/newton.md': {
+        'newton_long': paths.newton_long,
         'newton': paths.newton,
-        'newton_trained': paths.newton_trained,
     },
     'docs/benchmarks/peers.md': {'peers': times.peers},
+    'docs/benchmarks/planning.md': {'planning': data_parallel.table},
+    'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
     'docs/benchmarks/tasks.md': {
+        'row_smnist': scores.row_smnist,
         'text': scores.text,
         'synthetic': scores.synthetic,
         'state_tracking': scores.state_tracking,
-        'gpu_recipes': scores.gpu_recipes,
-        'agru_ablations': scores.agru_ablations,
     },
     'docs/converting.md': {'conversions': conversions},
-    'docs/devices.md': {
-        'linear_over_time_h100': functools.partial(
-            times.linear_over_time, 'linear_over_time_4_h100'
-        ),
-        'devices_two': functools.partial(times.devices, 'devices_2_h100'),
-        'devices_four': functools.partial(times.devices, 'devices_4_h100'),
-        'processes': times.processes,
-    },
+    'docs/internals/transformations.md': {'transformations': transformations},
     'docs/libraries.md': {'libraries': libraries},
 }
 

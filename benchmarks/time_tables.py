@@ -26,28 +26,11 @@ def cpu_peers() -> str:
   )
 
 
-def compile_time() -> str:
-  """The table of seconds that XLA takes to compile a gradient."""
-  found = pivots.rows('compile_time')
-  return pivots.sheet(
-      found,
-      'program | all threads, s | wall, s | fusions | loops | temporary, MiB',
-      '{program} | {cpu_s:.2f} | {compile_s:.2f} | {fusions} | {loops} |'
-      ' {mib:.1f}',
-      found,
-  )
-
-
 def linear() -> str:
   """The table of linear and diagonal recurrences on a GPU."""
-  found = pivots.timed('linear_h200')
-  for row in found:
-    row['name'] = f'`{row["layer"]}`'
-    if row['projection'] == 'with':
-      row['name'] += ' layer, with its projection'
-    if row['layer'] == 'projection':
-      row['name'] = 'that projection alone'
-  index = 'name', 'batch', 'time', 'features', 'dtype'
+  rows = pivots.timed('linear_h200')
+  found = [row for row in rows if row['projection'] == 'without']
+  index = 'layer', 'batch', 'time', 'features', 'dtype'
   items = pivots.pivot(found, index, none='')
   for item in items:
     item['share'] = _share(item['own'])
@@ -55,7 +38,7 @@ def linear() -> str:
       found,
       'recurrence | batch x time x features | dtype | GPU kernel, ms (% of a'
       " copy's bandwidth) | `associative_scan`, ms",
-      '{name} | {batch} x {time} x {features} | {dtype} | {share} |'
+      '`{layer}` | {batch} x {time} x {features} | {dtype} | {share} |'
       ' {own[associative_scan]:.3f}',
       items,
   )
@@ -63,8 +46,6 @@ def linear() -> str:
 
 def _share(own: pivots.Cells) -> str:
   """Returns times of kernels, with shares of a copy's bandwidth."""
-  if 'pallas' not in own:
-    return format(own['dot'], '.3f')
   cells = []
   for way in pivots.DIRECTIONS:
     row = own['pallas'].get(way)
@@ -88,6 +69,7 @@ def dense() -> str:
       for projection in ('without', 'with')
   )
   published = data['published_ms']
+  given = [row for row in given if row['batch'] == 16]
   lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
   cudnn = published['cuDNN, float16, with projection']
   lines += ['', *_with_projection(whole, cudnn)]
@@ -108,11 +90,12 @@ def _on_gates(found: list[Row], flashrnn) -> list[str]:
   items = pivots.pivot(found, index, ('cell', 'direction'), none='')
   for item in items:
     item['flashrnn'] = _published(flashrnn, item['shape'])
-  layers = list(dict.fromkeys(row['layer'] for row in found))
+  names = dict.fromkeys(row['layer'] for row in found)
+  layers = [name for name in names if name != 'AntisymmetricRNN']
   heads = [_HEADS, *(f'`{layer}`' for layer in layers)]
-  heads += ['LSTM by hand, `lax.scan` unrolled by 8', 'LSTM of FlashRNN']
+  heads += ['LSTM of FlashRNN']
   cells = ['{sizes}', *(f'{{own[{layer} pallas]:.2f}}' for layer in layers)]
-  cells += ['{own[LSTM lax_scan_8]:.2f}', '{flashrnn}']
+  cells += ['{flashrnn}']
   return pivots.made(' | '.join(heads), ' | '.join(cells), items)
 
 
@@ -184,26 +167,6 @@ def agru_ladder() -> str:
   return f'{pivots.with_source(lines, here)[:-1]}; {pivots.source(there)}'
 
 
-def processes() -> str:
-  """The table of training steps with one process a device."""
-  found = pivots.timed('processes_2_h200')
-  items = []
-  for alone, own in zip(found[::2], found[1::2], strict=True):
-    late = (
-        '{late_s:.0f} s; {steps} steps in {seconds_with_late:.1f} s, same bits'
-    )
-    if not own.get('same_bits', True):
-      raise ValueError(f'{own["layer"]}: a late process changed the result')
-    text = late.format(**own) if 'late_s' in own else '-'
-    items.append(own | {'alone': alone['ms'], 'late': text})
-  return pivots.sheet(
-      found,
-      'layers | alone, ms | together, ms | weak scaling | one process late',
-      '{layer} | {alone:.2f} | {ms:.2f} | {weak_scaling:.2f} | {late}',
-      items,
-  )
-
-
 _COUNTS = {2: 'two', 4: 'four'}
 
 
@@ -270,75 +233,33 @@ def stacks() -> str:
         else '-'
         for each in pivots.DIRECTIONS
     )
-    gradients = [way.get(pivots.BOTH, {}) for way in ways]
-    item['seconds'] = ' -> '.join(
-        f'{row["compile_s"]:.1f}' for row in gradients if 'compile_s' in row
-    )
     peer = item['own']['cudnn']
     item['cudnn'] = f'{peer:.3g}' if len(peer) == 2 else ''
   return pivots.sheet(
       found,
-      'layers | batch x time | in turn, ms | at the same time | times as fast |'
-      ' compile, s | cuDNN',
+      'layers | batch x time | in turn, ms | together | times as fast | cuDNN',
       '{depth} x `{cell}` {size} | {batch} x {time} | {own[in turn]:.3g} |'
-      ' {own[at once]:.3g} | {times} | {seconds} | {cudnn}',
+      ' {own[at once]:.3g} | {times} | {cudnn}',
       items,
-  )
-
-
-def resets() -> str:
-  """The table of a linear recurrence with resets."""
-  found = pivots.timed('resets_h100')
-  for row in found:
-    share = row['layer'].removeprefix('linear_scan').strip('_')
-    share = share.removesuffix('_resets').replace('%', ' %')
-    row['resets'] = share or 'none'
-  index = 'batch', 'time', 'features', 'resets'
-  return pivots.sheet(
-      found,
-      'batch x time x features | steps that reset | before, ms | now, ms',
-      '{batch} x {time} x {features} | {resets} | {own[before]:.3g} |'
-      ' {own[pallas]:.3g}',
-      pivots.pivot(found, index, none=''),
   )
 
 
 def large_batches() -> str:
   """The table of many rows and of large heads."""
-  found = pivots.timed('large_batches_h200')
+  rows = pivots.timed('large_batches_h200')
+  found = [row for row in rows if row['layer'] == 'LSTM']
   line = [row for row in pivots.timed('cudnn_h200') if row['num_heads'] == 1]
-  for row in found:
-    row['mb'] = row['mib'] * 2**20 / 1e6
   index = 'layer', 'batch', 'time', 'features'
   case = lambda item: [item[name] for name in index]
   sizes = [case(row) for row in found]
   items = pivots.pivot(found + [r for r in line if case(r) in sizes], index)
-  for item in items:
-    item['first'] = item['own']['time-major'][pivots.BOTH]
-    item['scan'] = item['own']['scan'][pivots.BOTH]
   return pivots.sheet(
       found,
       'layer | batch x time x features | `None`, time-major | batch-major |'
-      " `'scan'` | cuDNN, float16 | compile, s | MB | MB, `'scan'`",
+      " `'scan'` | cuDNN, float16",
       '`{layer}` | {batch} x {time} x {features} | {own[time-major]:.2f} |'
-      ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f} |'
-      ' {first[compile_s]:.1f} | {first[mb]:,.0f} | {scan[mb]:,.0f}',
+      ' {own[batch-major]:.2f} | {own[scan]:.2f} | {own[cudnn]:.2f}',
       sorted(items, key=case),
-  )
-
-
-def small_heads() -> str:
-  """The table of gradients of R of small heads, before and after."""
-  found = pivots.timed('small_heads_h200')
-  for row in found:
-    row['sizes'] = pivots.heads_of(row)
-  return pivots.sheet(
-      found,
-      f'{_HEADS} | projection | copied by head, ms | MiB | in place, ms | MiB',
-      '{sizes} | {projection} | {own[by head]:.2f} |'
-      ' {own[by head][forward+backward][mib]:,} | {own[in place]:.2f} |'
-      ' {own[in place][forward+backward][mib]:,}',
-      pivots.pivot(found, ('sizes', 'projection')),
   )
 
 

@@ -37,6 +37,8 @@ smartquotes = False
 
 html_theme = 'furo'
 html_title = f'rnnzoo {release}'
+html_static_path = ['_static']
+html_css_files = ['custom.css']
 html_theme_options = {'navigation_with_keys': True}
 
 myst_enable_extensions = ['colon_fence', 'deflist']

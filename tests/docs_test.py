@@ -22,6 +22,7 @@ DOCS = pathlib.Path(__file__).resolve().parent.parent / 'docs'
 GUIDES = (
     'choosing',
     'converting',
+    'fast_lstm_gru',
     'numerics',
     'own_cell',
     'own_task',

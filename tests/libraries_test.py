@@ -63,6 +63,11 @@ class OurColumnTest(parameterized.TestCase):
     reset[:, 2] = True
     close(layer(X, reset=reset)[:, 2:], layer(X[:, 2:]))
 
+  def test_nan(self):
+    bad = np.where(np.arange(4)[:, None] == 1, np.nan, X)
+    y = gru()(bad, reset=np.tile(np.arange(4) == 2, (2, 1)))
+    close(y[:, 2:], gru()(X[:, 2:]))
+
   def test_lengths(self):
     layer = gru()
     carry, y = layer.unroll(X, seq_lengths=np.array([2, 4]))

@@ -1,7 +1,8 @@
-"""The words of docstrings and comments: bounds on what a reader has to decode.
+"""The words of docstrings, comments and documents: bounds on tics.
 
 Per 1,000 words of a folder: clauses with 'what', and words that stand for a
-noun of another sentence. A change that needs more names the noun.
+noun of another sentence. A change that needs more names the noun. In documents
+few sentences are long.
 """
 
 import ast
@@ -23,7 +24,7 @@ STAND_IN = re.compile(
     re.IGNORECASE,
 )
 # A sentence that opens so is decoded from its end.
-FRONTED = re.compile(r'(?:^|(?<=[.;] ))Of (?!course)[a-z]')
+FRONTED = re.compile(r'(?m:^|(?<=[.;] ))(?:Of (?!course)|What )[a-z]')
 
 
 def prose(path: pathlib.Path) -> str:
@@ -38,11 +39,34 @@ def prose(path: pathlib.Path) -> str:
   return ' '.join(' '.join(found).split())
 
 
+def paragraphs(path: pathlib.Path) -> list[str]:
+  """Returns the text of a document, without code and tables."""
+  text = re.sub('```.*?```', '', path.read_text('utf-8'), flags=re.DOTALL)
+  code = '|', '    ', '<!--'
+  lines = [line for line in text.split('\n') if not line.startswith(code)]
+  parts = re.split(r'\n\s*\n|\n\s*[-*] ', '\n'.join(lines))
+  return [' '.join(part.split()) for part in parts]
+
+
 class ProseTest(parameterized.TestCase):
 
   @parameterized.parameters('rnnzoo', 'pallas_kernels', 'benchmarks')
   def test_bounds(self, folder):
-    texts = {path: prose(path) for path in (ROOT / folder).rglob('*.py')}
+    self.check({path: prose(path) for path in (ROOT / folder).rglob('*.py')})
+
+  def test_documents(self):
+    paths = [ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')]
+    found = {p: paragraphs(p) for p in paths if '_build' not in p.parts}
+    self.check({path: '\n'.join(parts) for path, parts in found.items()})
+    parts = [part for own in found.values() for part in own]
+    ends = r'(?<=[.:;!?])\s+(?=[A-Z`])'
+    sentences = [s for part in parts for s in re.split(ends, part)]
+    sentences = [s for s in sentences if len(s.split()) > 2]
+    long = [s for s in sentences if len(s.split()) > 30]
+    self.assertLessEqual(len(long), 0.04 * len(sentences), long)
+
+  def check(self, texts):
+    """Checks texts by path for words and openings to avoid."""
     words = sum(len(text.split()) for text in texts.values())
     for pattern, most in ((WHAT, 1), (STAND_IN, 3), (FRONTED, 0)):
       found = [

@@ -147,7 +147,7 @@ class SweepsTest(absltest.TestCase):
     text = self.table('batches', result)
     self.assertIn(
         "| 2 x 3 x 2 x 2 | `'pallas'` | 3.00 / 3.00 | **1.50** / **1.50** |"
-        ' 2.00 / 2.00 | 0.7 | 1.00 / 1.00 | 4 | 4 | 2 | 2 |\n',
+        ' 2.00 / 2.00 | 0.7 | 1.00 / 1.00 | 2 | 2 |\n',
         text,
     )
     self.assertIn("| 5 x 2 x 4 | `'scan'` | 2.00 / 2.00 | 1.00 / 1.00", text)

@@ -1,7 +1,7 @@
 """Exercises what docs/libraries.json says of other libraries, on a CPU.
 
     pip install dm-haiku keras torch flashrnn minGRU-pytorch memax torchrl \
-        pararnn-torch
+        pararnn-torch equinox recurrentgemma
     JAX_PLATFORMS=cpu python tests/testing/other_libraries.py
 
 A feature that a library is said to have is tried. The exit code is 1 if a claim
@@ -33,7 +33,7 @@ RESET = np.tile(np.arange(T) == 2, (B, 1))
 LENGTHS = np.array([2, 4])
 ZERO = np.zeros((B, F), np.float32)
 NO = 'no', '-', 'other means', 'not tried'
-UNTRIED = 'kernel', 'nnx_and_linen'  # A GPU's, and names.
+UNTRIED = 'kernel', 'own_kernel', 'nnx_and_linen'  # A GPU's, and names.
 
 
 def trials(run, x, own, half=None):
@@ -46,17 +46,23 @@ def trials(run, x, own, half=None):
     half: run in 16 bits, if another function.
   """
   y = lambda x, *given: run(x, *given)[0]
+  bad = np.where(np.arange(T)[:, None] == 1, np.nan, X)
+  if not isinstance(x, np.ndarray):
+    bad = x.new_tensor(bad)
   found = {
+      'nan': lambda: (y(bad, None, RESET)[:, 2:], y(x[:, 2:])),
       'given_carry': lambda: (y(x[:, 2:], run(x[:, :2])[1]), y(x)[:, 2:]),
       'resets': lambda: (y(x, None, RESET)[:, 2:], y(x[:, 2:])),
       'step': lambda: (y(x[:, :1]), y(x)[:, :1]),
   }
+  square = lambda f: lambda x: (f(x) ** 2).sum()
   if isinstance(x, np.ndarray):
     mesh = jax.sharding.Mesh(jax.devices(), 'd')
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     found |= {
         'bfloat16': lambda: [(half or y)(jnp.asarray(x, jnp.bfloat16))],
         'forward_mode': lambda: jax.jvp(y, (x,), (x,))[1],
+        'second': lambda: jax.grad(square(jax.grad(square(y))))(x),
         'export': lambda: jax.export.export(jax.jit(y))(x),
         'devices': lambda: (jax.jit(y)(jax.device_put(x, whole)), y(x)),
     }
@@ -68,6 +74,9 @@ def trials(run, x, own, half=None):
     found |= {
         'bfloat16': lambda: [(half or y)(x.bfloat16())],
         'forward_mode': lambda: torch.func.jvp(y, (x,), (x,))[1],
+        'second': lambda: [
+            torch.func.grad(square(torch.func.grad(square(y))))(x)
+        ],
         'export': lambda: torch.export.export(module, (x,)),
     }
   return found | own
@@ -303,7 +312,10 @@ def torchrl():
       'bidirectional': lambda: call(both, x, names='hc'),
       'stack': lambda: make(num_layers=2),
       'heads': lambda: modules.DreamerV3BlockGRU(F, F, num_blocks=2),
+      'second': lambda: trials(slow, x, {})['second'](),
   }
+  plain = make(python_based=True)
+  slow = lambda x, *given: (call(plain, x, *given), None)
   return trials(run, x, own, functools.partial(call, half))
 
 
@@ -319,7 +331,8 @@ def pararnn():
   parts = torch.tensor([0, 2, T])
   heads = library.ParaRNN(library.ParaGRU(F, F, mix='head', n_heads=2))
   stack = library.ParaRNN([library.ParaGRU(F, F), library.ParaGRU(F, F)])
-  packed = lambda: rnn(x[:1], cu_seqlens=parts)
+  packed = lambda x=x: rnn(x[:1], cu_seqlens=parts)
+  bad = torch.where(torch.arange(T)[:, None] == 1, torch.nan, x)
 
   def run(x, carry=None, reset=None):
     y = rnn(x, h0=carry)
@@ -328,6 +341,7 @@ def pararnn():
   step = lambda: library.decode_step(cell, torch.zeros(B, F), x[:, 0])
   own = {
       'resets': lambda: (packed()[:, 2:], rnn(x[:1, 2:])),
+      'nan': lambda: (packed(bad)[:, 2:], rnn(x[:1, 2:])),
       'lengths': lambda: (packed()[:, 1], rnn(x)[:1, 1]),
       'step': lambda: (step(), rnn(x)[:, 0]),
       'stack': lambda: stack(x),
@@ -335,6 +349,44 @@ def pararnn():
       'parallel': lambda: (newton(x), rnn(x)),
   }
   return trials(run, x, own, half)
+
+
+def equinox():
+  import equinox as library
+
+  make = lambda **kw: library.nn.GRUCell(F, F, key=jax.random.key(0), **kw)
+
+  def run(x, carry=None, reset=None, cell=None):
+    cell = cell or make()
+    step = lambda h, x: (jax.vmap(cell)(x, h),) * 2
+    carry = jnp.zeros((B, F), x.dtype) if carry is None else carry
+    carry, y = jax.lax.scan(step, carry, jnp.swapaxes(x, 0, 1))
+    return jnp.swapaxes(y, 0, 1), carry
+
+  half = functools.partial(run, cell=make(dtype=jnp.bfloat16))
+  return trials(run, X, {}, lambda x: half(x)[0])
+
+
+def recurrentgemma():
+  import recurrentgemma.jax as library
+
+  make = functools.partial(library.RGLRU, width=F, num_heads=2)
+  places = jnp.tile(jnp.arange(T), (B, 1))
+  params = make().init(jax.random.key(0), jnp.asarray(X), places)
+
+  def run(x, carry=None, reset=None, layer=None):
+    layer = layer or make()
+    begin = places[:, : x.shape[1]] + (carry is not None)
+    begin = begin if reset is None else jnp.where(reset, 0, begin)
+    return layer.apply(params, jnp.asarray(x), begin, carry)
+
+  at_once = make(scan_type=library.ScanType.ASSOCIATIVE_NATIVE)
+  own = {
+      'parallel': lambda: (run(X, layer=at_once)[0], run(X)[0]),
+      'stack': lambda: library.Griffin,
+  }
+  half = lambda x: run(x, layer=make(dtype=jnp.bfloat16))[0]
+  return trials(run, X, own, half)
 
 
 # By the name of a column: a module that shows whether it is installed.
@@ -350,6 +402,8 @@ LIBRARIES = {
     'memax': ('memax', memax),
     'torchrl': ('torchrl', torchrl),
     'pararnn-torch': ('pararnn', pararnn),
+    'equinox': ('equinox', equinox),
+    'recurrentgemma': ('recurrentgemma', recurrentgemma),
 }
 
 
