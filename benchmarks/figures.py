@@ -4,12 +4,11 @@
   python -m benchmarks.figures runs/lengths.json
 
 Without arguments it draws the committed results. The figure of a file of the
-suites 'batches' and 'lengths' goes beside it, as .png.
+suite 'lengths' goes beside it, as .png.
 
-'batches' has microseconds a step over the batch, by layer and features. A panel
-of 'lengths' has the steps of a layer at a batch; dotted lines copy their inputs
-from the host. Crosses are times of the path that `None` takes where another one
-is more than 5 % faster.
+A panel of 'lengths' has the steps of a layer at a batch; dotted lines copy
+inputs from the host. Crosses are times of the path that `None` takes where
+another one is more than 5 % faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,33 +81,6 @@ def cross(ax, rows: Sequence[Row], size: str, steps: bool = False) -> None:
   over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
   for own in lines(over, size, steps).values():
     ax.plot([*own], [*own.values()], 'kx')
-
-
-def batches(result: Row) -> figures.Figure:
-  """Returns the figure: a row a layer and direction, a column a head size."""
-  groups: dict[tuple, dict[tuple, list[Row]]] = {}
-  for direction in pivots.DIRECTIONS:
-    for row in timed_rows(result, direction):
-      own = groups.setdefault((row['layer'], direction), {})
-      size = row['num_heads'], row['features']
-      own.setdefault(size, []).append(row)
-  columns = sorted({size for own in groups.values() for size in own})
-  figure = figures.Figure(
-      figsize=(2.4 * len(columns), 2.3 * len(groups)), layout='constrained'
-  )
-  axes = figure.subplots(len(groups), len(columns), squeeze=False, sharex='col')
-  for line, ((layer, direction), own) in zip(
-      axes, sorted(groups.items()), strict=True
-  ):
-    for ax, (heads, features) in zip(line, columns, strict=True):
-      rows = own.get((heads, features), [])
-      draw(ax, lines(rows, 'batch', steps=True), 'batch')
-      cross(ax, rows, 'batch', steps=True)
-      sizes = f'{heads} x {features // heads}' if heads > 1 else features
-      ax.set_title(f'{layer} {sizes}\n{direction}', fontsize=8)
-    line[0].set_ylabel('µs a step')
-  axes[0, 0].legend(fontsize=6)
-  return figure
 
 
 def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
@@ -232,73 +204,38 @@ def head_dim(result: Row) -> figures.Figure:
   return figure
 
 
-# A label, and the factors beside flax and beside cuDNN, where measured.
-Factors = Sequence[tuple[str, float | None, float | None]]
-
-
-def bars(factors: Factors, note: str) -> figures.Figure:
-  """Returns the figure of the README: times as fast as two libraries.
-
-  Args:
-    factors: a line each, from the top.
-    note: the device, and how the times were taken.
-  """
+def ahead(result: Row) -> figures.Figure:
+  """Returns the figure of the README: times as fast as two libraries."""
+  items = pivots.pivot(timed_rows(result, pivots.BOTH), ['layer', 'shape'])
   figure = figures.Figure(
-      figsize=(8.6, 1.3 + 0.62 * len(factors)), layout='constrained'
+      figsize=(8.6, 1 + 0.36 * len(items)), layout='constrained'
   )
   ax = figure.subplots()
-  names = ('flax (the faster of nnx and linen)', "torch's cuDNN")
-  for k, (name, color) in enumerate(zip(names, ('C0', 'C7'), strict=True)):
-    place = [
-        (line + 0.38 * k - 0.19, row[1 + k])
-        for line, row in enumerate(factors)
-        if row[1 + k]
+  for k, (program, label, color) in enumerate(
+      (
+          ('flax.nnx', 'flax, bfloat16', 'C0'),
+          ('cudnn', "torch's cuDNN, float16", 'C7'),
+      )
+  ):
+    times = [
+        item['own'][program][pivots.BOTH]['ms']
+        / item['own']['rnnzoo'][pivots.BOTH]['ms']
+        for item in items
     ]
-    own = ax.barh(*zip(*place, strict=True), 0.36, color=color, label=name)
-    text = [f'{factor:.1f} x' for _, factor in place]
-    ax.bar_label(own, text, padding=3, fontsize=10.5)
-  ax.set_yticks(range(len(factors)), [row[0] for row in factors], fontsize=10.5)
-  ax.invert_yaxis()
+    places = [line + 0.38 * k - 0.19 for line in range(len(items))]
+    own = ax.barh(places, times, 0.36, color=color, label=label)
+    ax.bar_label(own, [f'{t:.1f} x' for t in times], padding=3, fontsize=9.5)
+  names = [f'{item["shape"]}: {item["layer"]}' for item in items]
+  ax.set_yticks(range(len(items)), names, fontsize=10)
+  ax.set_ylim(len(items) - 0.5, -0.5)
   ax.axvline(1, color='k', lw=0.8)
-  ax.set_xlim(0, 1.1 * max(max(row[1] or 0, row[2] or 0) for row in factors))
-  ax.set_xlabel(f'times as fast; {note}', fontsize=10)
+  ax.margins(x=0.1)
+  ax.set_xlabel(
+      f'times as fast, forward and backward; {source(result)}', fontsize=10
+  )
   ax.spines[['top', 'right']].set_visible(False)
   ax.legend(fontsize=10.5, loc='lower right')
   return figure
-
-
-def ahead(result: Row) -> figures.Figure:
-  """Returns the figure of the README, from peers_h200.json and two others."""
-  factors = []
-  times = pivots.pivot(timed_rows(result, pivots.BOTH), ['layer', 'shape'])
-  for item in times[:2]:
-    own = {name: cell[pivots.BOTH]['ms'] for name, cell in item['own'].items()}
-    flax = min(own['flax.nnx'], own['flax.linen'])
-    label = f'{item["layer"]} of 256 units,\nbatch 16, 256 steps'
-    line = (flax / own['rnnzoo'], own['torch'] / own['rnnzoo'])
-    factors.append((label, *line))
-  rollouts = pivots.load('benchmarks/scanned_rnn_h200.json')
-  own = {
-      row['program']: row['ms']
-      for row in timed_rows(rollouts, pivots.BOTH)
-      if (row['layer'], row['dtype']) == ('ScannedRNN', 'float32')
-      and 'batch' in row
-  }
-  label = 'Rollouts with resets, GRU of\n256 units, batch 128, 128 steps'
-  factors.append((label, own['flax'] / own['pallas'], None))
-  wide = pivots.load('benchmarks/dense_h200.json')
-  cudnn = wide['published_ms']['cuDNN, float16, with projection']['1x768'][1]
-  (ms,) = (
-      row['ms']
-      for row in timed_rows(wide, pivots.BOTH)
-      if (row['layer'], row['program']) == ('LSTM', 'pallas')
-      and (row['shape'], row['projection']) == ('1x768', 'with')
-      and row['dtype'] == 'bfloat16'
-  )
-  label = 'LSTM of 768 units, 16 bits,\nbatch 16, 1,024 steps'
-  factors.append((label, None, cudnn / ms))
-  device = result['device']['kind']
-  return bars(factors, f'forward and backward, medians, {device}')
 
 
 # How each path is drawn.
@@ -336,16 +273,14 @@ def newton_grid(result: Row) -> figures.Figure:
 
 
 SUITES: dict[str, Callable[[Row], figures.Figure]] = {
-    'batches': batches,
     'lengths': lengths,
 }
 
 # Committed results, and how they are drawn; dots an inch.
 COMMITTED = {
-    'ahead_h200.png': ('peers_h200.json', ahead, 200),
+    'ahead_h200.png': ('workloads_h200.json', ahead, 160),
     'head_dim_h200.png': ('dense_h200.json', head_dim, 160),
     'newton_grid_h200.png': ('newton_grid_h200.json', newton_grid, 160),
-    'batches_h100.png': ('batches_h100.json', batches, 70),
     'lengths_h200.png': ('lengths_h200.json', lengths, 70),
 }
 

@@ -1,7 +1,6 @@
 """Tables of paths over time: memory, iterations, and the path of `None`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from benchmarks import pivots
 
@@ -90,60 +89,6 @@ def newton_long() -> str:
   return pivots.sheet(found, heads, line, items)
 
 
-# Values that the fields of a line may have.
-Only = Mapping[str, Sequence[Any]]
-_ALL: Only = {}
-
-
-def _shown(items: list[Row], only: Only) -> list[Row]:
-  right = lambda item: all(item[key] in own for key, own in only.items())
-  return [item for item in items if right(item)]
-
-
-def batches(only: Only = _ALL) -> str:
-  """The table of the path that `None` takes, beside 'scan'.
-
-  Args:
-    only: the lines. The sentences below the table are about all rows.
-  """
-  rows = pivots.rows('batches_h100')
-  found = [row for row in rows if row['program'] != 'cudnn']
-  cudnn = [
-      row
-      for row in rows
-      if (row['program'], row['dtype']) == ('cudnn', 'float16') and 'ms' in row
-  ]
-  index = 'layer', 'num_heads', 'features', 'batch', 'time', 'shape'
-  names = 'layer', 'shape'
-  lines = {
-      (item['layer'], item['shape']): item['own']['cudnn']
-      for item in pivots.pivot(cudnn, names)
-  }
-  items = []
-  for item in pivots.pivot(found, index):
-    ways = _taken(item)
-    scan = [row for row in item['own']['scan'].values() if 'ms' in row]
-    if len(ways) < 2 or len(scan) < 2:  # It failed, or the time was over.
-      continue
-    item |= {'path': ways[1]['program'], 'taken': ways[1], 'scan': scan[1]}
-    item['size'] = pivots.size(item['taken'])
-    item['ms'] = f'{item["own"][item["path"]]:.2f}'
-    item['best'] = ' / '.join(map(_of_best, ways))
-    item['times'] = scan[1]['ms'] / ways[1]['ms']
-    item['cudnn'] = lines.get((item['layer'], item['shape']), pivots.Cells('-'))
-    items.append(item)
-  items = _shown(items, only)
-  items.sort(key=lambda item: [item[name] for name in index])
-  table = pivots.made(
-      'layer | batch x time x features | path of `None` | ms | of the best |'
-      " `'scan'`, ms | times faster | cuDNN, ms | MiB | `'scan'`",
-      "`{layer}` | {size} | `'{path}'` | {ms} | {best} | {own[scan]:.2f} |"
-      ' {times:.1f} | {cudnn:.2f} | {taken[mib]:,.0f} | {scan[mib]:,.0f}',
-      items,
-  )
-  return pivots.with_source([*table, '', _slower(found, lines)], found)
-
-
 def _taken(item: Row) -> list[Row]:
   """Returns the rows of the path that `None` takes, forward first."""
   rows = [row for own in item['own'].values() for row in own.values()]
@@ -153,22 +98,18 @@ def _taken(item: Row) -> list[Row]:
   )
 
 
-def lengths(only: Only = _ALL) -> str:
-  """The table of linear recurrences by length.
-
-  Args:
-    only: the lines. The sentences below the table are about all rows.
-  """
+def lengths() -> str:
+  """Some lines of linear recurrences by length, and sentences about all."""
   found = pivots.rows('lengths_h200')
   index = 'layer', 'batch', 'time'
   items = []
   for item in pivots.pivot(found, index):
-    if ways := _taken(item):
+    shown = item['layer'] != 'MinLSTM' and item['time'] in (1024, 16384)
+    if shown and (ways := _taken(item)):
       item['path'] = ways[0]['program']
       item['best'] = ' / '.join(map(_of_best, ways))
       item['copy'] = ' / '.join(f'{row["with_copy_ms"]:.3f}' for row in ways)
       items.append(item)
-  items = _shown(items, only)
   order = lambda item: [item[name] for name in index]
   items.sort(key=lambda item: (item['layer'] != 'linear_scan', order(item)))
   table = pivots.made(
@@ -178,7 +119,7 @@ def lengths(only: Only = _ALL) -> str:
       ' {own[associative_scan]:.3f} | {own[scan]:.3f} | {best} | {copy}',
       items,
   )
-  return pivots.with_source([*table, '', _slower(found, {})], found)
+  return pivots.with_source([*table, '', _slower(found)], found)
 
 
 def _of_best(row: Row) -> str:
@@ -193,9 +134,7 @@ def _first(names: Sequence[str], most: int = 5) -> str:
   return ', '.join(names[:most]) + rest
 
 
-def _slower(
-    found: list[Row], cudnn: dict[tuple[str, str], pivots.Cells]
-) -> str:
+def _slower(found: list[Row]) -> str:
   """Returns where `None` takes which path, and where it is not the fastest."""
   taken = [row for row in found if 'of_best' in row]
   name = lambda row: f'{row["layer"]} {pivots.size(row)}'
@@ -224,11 +163,4 @@ def _slower(
       f' in {programs(taken, "of_best")}. `None` is more than 5 % slower than'
       f" `'scan'` in {programs(taken, 'of_scan')}."
   )
-  if cudnn:
-    beside = []
-    for row in taken:
-      own = cudnn.get((row['layer'], row['shape']), {})
-      if line := own.get(row['direction']):
-        beside.append(row | {'of_cudnn': row['ms'] / line['ms']})
-    text += f' cuDNN is more than 5 % faster in {programs(beside, "of_cudnn")}.'
   return text

@@ -62,9 +62,6 @@ def libraries() -> str:
   return '\n'.join([*lines, f'Looked at: {versions}.'])
 
 
-_BATCHES = {'num_heads': [1], 'features': [512], 'batch': [256, 4096]}
-_LENGTHS = {'layer': ['linear_scan', 'MinGRU'], 'time': [1024, 16384]}
-
 # Documents, and the tables in each.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'README.md': {'results': scores.results},
@@ -74,7 +71,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/dense.md': {
         'dense_h200': times.dense,
         'large_batches': times.large_batches,
-        'batches': functools.partial(paths.batches, _BATCHES),
+        'workloads': times.workloads,
         'stacks': times.stacks,
     },
     'docs/benchmarks/devices.md': {
@@ -87,7 +84,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/ladder.md': {'agru_ladder': times.agru_ladder},
     'docs/benchmarks/linear.md': {
         'linear_h200': times.linear,
-        'lengths': functools.partial(paths.lengths, _LENGTHS),
+        'lengths': paths.lengths,
     },
     'docs/benchmarks/memory.md': {
         'kernel_memory': paths.kernel_memory,

@@ -244,6 +244,25 @@ def stacks() -> str:
   )
 
 
+def workloads() -> str:
+  """The table of published programs, beside flax and cuDNN."""
+  found = pivots.timed('workloads_h200')
+  items = pivots.pivot(found, ['shape', 'layer', 'in_features'])
+  for item in items:
+    item['size'] = pivots.size(item['own']['rnnzoo'][pivots.BOTH])
+    for name, program in (('flax', 'flax.nnx'), ('cudnn', 'cudnn')):
+      ways = item['own'][program].values()
+      item[name] = ' / '.join(f'{row["ahead"]:.1f}' for row in ways)
+  return pivots.sheet(
+      found,
+      'program | layers | batch x time x features | inputs | rnnzoo, ms |'
+      ' flax, ms | cuDNN, ms | times as fast as flax | as cuDNN',
+      '{shape} | {layer} | {size} | {in_features} | {own[rnnzoo]:.2f} |'
+      ' {own[flax.nnx]:.1f} | {own[cudnn]:.1f} | {flax} | {cudnn}',
+      items,
+  )
+
+
 def large_batches() -> str:
   """The table of many rows and of large heads."""
   rows = pivots.timed('large_batches_h200')

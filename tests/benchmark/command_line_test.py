@@ -48,10 +48,9 @@ class CommandLineTest(absltest.TestCase):
         asked.add(path.name)
         with self.subTest(path.name):
           self.assertIn('command_line.writable(_OUTPUT.value)', text)
-          if path.name not in ('collect_runs.py', 'newton_trained.py'):
-            # These take directories of runs.
+          if path.name != 'collect_runs.py':  # It takes directories of runs.
             self.assertIn('command_line.flags_alone(argv)', text)
-    self.assertContainsSubset({'compile_time.py', 'processes.py'}, asked)
+    self.assertContainsSubset({'agru_ladder.py', 'processes.py'}, asked)
 
 
 if __name__ == '__main__':
