@@ -86,7 +86,7 @@ def table(case: Any, text: str) -> tuple[Case, ...]:
   Args:
     case: makes one, such as `Case` with defaults.
     text: lines of a layer's name, its sizes, and words for all that is not by
-      default: a dtype, flags, and options or `in_features` with their values.
+      default: a dtype, flags, and options, `in_features` or `keep` with values.
       Lines that begin with # are comments.
   """
   found = []
@@ -102,6 +102,8 @@ def table(case: Any, text: str) -> tuple[Case, ...]:
         fields |= {word: True} if hasattr(Case, word) else {'dtype': word}
       elif key == 'in_features':
         fields[key] = int(value)
+      elif key == 'keep':
+        fields['path'] = rnnzoo.Pallas(keep=value)
       else:
         options[key] = _VALUES.get(value, value)
         if value.replace('.', '').isdigit():

@@ -62,40 +62,17 @@ CASES = comparison.table(
 
 
 # Layers whose inputs have 64 features and more.
-WIDE = (
-    case(rnnzoo.LSTM, sizes=(3, 7, 64), in_features=64, time_major=True),
-    case(
-        rnnzoo.LSTM,
-        dtype='float16',
-        sizes=(3, 5, 128),
-        in_features=192,
-        reset=True,
-        mask=True,
-        reverse=True,
-    ),
-    case(rnnzoo.Elman, sizes=(3, 7, 128), in_features=64, reset=True),
-    case(
-        rnnzoo.LSTM,
-        sizes=(3, 5, 64),
-        in_features=128,
-        path=rnnzoo.Pallas(keep='carries'),
-    ),
-    case(rnnzoo.GRU, sizes=(3, 7, 64), in_features=64, time_major=True),
-    case(
-        rnnzoo.GRU,
-        dtype='float16',
-        sizes=(3, 5, 128),
-        in_features=192,
-        reset=True,
-        mask=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.GRU,
-        sizes=(3, 5, 64),
-        in_features=128,
-        path=rnnzoo.Pallas(keep='carries'),
-    ),
+WIDE = comparison.table(
+    case,
+    """
+    LSTM 3x7x64 time_major in_features=64
+    LSTM 3x5x128 float16 reset mask reverse in_features=192
+    Elman 3x7x128 reset in_features=64
+    LSTM 3x5x64 in_features=128 keep=carries
+    GRU 3x7x64 time_major in_features=64
+    GRU 3x5x128 float16 reset mask reverse in_features=192
+    GRU 3x5x64 in_features=128 keep=carries
+    """,
 )
 
 
