@@ -30,12 +30,17 @@ os.environ.setdefault('JAX_TRACEBACK_IN_LOCATIONS_LIMIT', '0')
 os.environ.setdefault('XLA_FLAGS', compilation.XLA_FLAGS)
 
 # Workers, and programs that tests start, compile many functions that are the
-# same. .ci/run has one directory for all of its runs.
+# same, most of them in less time than a default cache keeps. Where Python may
+# not write bytecode beside sources, each program would parse all of JAX, which
+# takes longer than what most of them are for. .ci/run has one directory for all
+# of its runs.
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
   _CACHE = tempfile.mkdtemp(prefix='jax_cache_')
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = _CACHE
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.path.join(_CACHE, 'jax')
+  if os.environ.pop('PYTHONDONTWRITEBYTECODE', None):
+    os.environ['PYTHONPYCACHEPREFIX'] = os.path.join(_CACHE, 'bytecode')
   atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.1')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 
 # absltest keeps its settings (its temporary directory, say) in absl flags,
 # which nothing parses under pytest. The defaults are right.

@@ -478,21 +478,21 @@ def names(name: str, message: str) -> bool:
   return name in message or any(n in message for n in ALSO.get(name, ()))
 
 
-def run(source, seed: int, limit: int | None) -> list[str]:
-  """Returns the complaints about calls, `limit` of them or all."""
+def run(source, every: bool) -> list[str]:
+  """Returns the complaints about calls, or about one for each wrong value."""
   pairs = [(case, value) for case in source() for value in case.values]
-  random.Random(seed).shuffle(pairs)
-  found = (complaint(*pair) for pair in itertools.islice(pairs, limit))
-  return [text for text in found if text]
+  random.Random(0).shuffle(pairs)
+  if not every:
+    pairs = {(case.name, repr(v)): (case, v) for case, v in pairs}.values()
+  return [text for text in itertools.starmap(complaint, pairs) if text]
 
 
 class FuzzTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
   @pytest.mark.slow
-  @pytest.mark.few(2)
   def test_some(self, source):
-    self.assertEmpty(run(source, 0, 100))
+    self.assertEmpty(run(source, every=False))
 
   @parameterized.named_parameters(*NAMED)
   @pytest.mark.slow
@@ -506,13 +506,12 @@ class FuzzTest(parameterized.TestCase):
         case.call(**case.arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class AllTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*NAMED)
-  @pytest.mark.few(2)
   def test_all(self, source):
-    self.assertEmpty(run(source, 0, None))
+    self.assertEmpty(run(source, every=True))
 
 
 if __name__ == '__main__':

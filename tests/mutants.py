@@ -9,6 +9,7 @@ tests named beside it have to fail. Exit status 0: none survived. This is no
 part of .ci/run.
 """
 
+from collections.abc import Iterator
 import pathlib
 import shutil
 import subprocess
@@ -44,534 +45,321 @@ class Mutant(NamedTuple):
   select: str
 
 
-def _all(path: str, test: str, *mutants: tuple[str, str, str]) -> list[Mutant]:
-  """Returns mutants of one file that one test file kills."""
-  return [Mutant(path, old, new, test, k) for old, new, k in mutants]
+# A path and the test file that finds its mutants; for each of them the right
+# text, the wrong one, and, after an @, which tests find it.
+_TABLE = r"""
+rnnzoo/doors/scanned.py tests/scanned_test.py
+  - resets != 0 if
+  + resets > 0 if  @ resets_of_any_dtype
+  - _check_start(made)
+  + pass  @ learned_carry_is_refused
+rnnzoo/linen.py tests/linen_test.py
+  - part.use_running_average = True
+  + pass  @ dropout_by_rngs
+  - part.dropout_rate = False, 0.0
+  + x = False, 0.0  @ dropout_by_rngs
+rnnzoo/layers/levels.py tests/layers/wavefront_test.py
+  - valid if mask is None else mask & valid
+  + mask  @ agrees_with_layers
+  - y_i = above(i, waiting[i], y_i, valid)
+  + pass  @ agrees_with_layers
+  - turns = -(-len(levels) // number)
+  + turns = 1  @ turns
+pallas_kernels/dense/forward.py tests/pallas_kernels/dense/gate_sums_test.py
+  - if len(found) != 1 or gate in jaxpr.outvars:
+  + if not found or gate in jaxpr.outvars:  @ update
+rnnzoo/cells/lstm.py tests/cells/cells_test.py
+  - initializers.shifted(bias_init, forget_bias)
+  + initializers.shifted(bias_init, -forget_bias)  @ ForgetBias
+  - bias_init=(bias_init, forget_init, bias_init, bias_init)
+  + bias_init=(forget_init, bias_init, bias_init, bias_init)  @ ForgetBias
+rnnzoo/cells/lstm.py tests/cells/golden_test.py
+  - sigmoid(f) * c +
+  + sigmoid(i) * c +  @ test_agrees
+rnnzoo/cells/minlstm.py tests/cells/cells_test.py
+  - initializers.shifted(bias_init, forget_bias)
+  + initializers.shifted(bias_init, -forget_bias)  @ ForgetBias
+  - jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i)
+  + x for x in (f, i)  @ MinLSTMTest
+  - jnp.maximum(jnp.maximum(-f, -i), 0)
+  + 0 * f  @ saturated
+rnnzoo/cells/minlstm.py tests/cells/equations_test.py
+  - forget, admit = one + exp_i
+  + forget, admit = one + exp_f  @ MinLSTM
+rnnzoo/cells/mingru.py tests/engines/linear_scan_test.py
+  - x + 0.5, sigmoid
+  + x + 0.25, sigmoid  @ LogSpace
+rnnzoo/cells/agru.py tests/cells/equations_test.py
+  - params['epsilon'] * z * d
+  + params['epsilon'] * d  @ AGRU
+rnnzoo/cells/antisymmetric.py tests/cells/equations_test.py
+  - w - jnp.swapaxes(w, -1, -2) -
+  + w + jnp.swapaxes(w, -1, -2) -  @ Anti
+  - - float(self.gamma)
+  + + float(self.gamma)  @ Anti
+rnnzoo/cells/irevrnn.py tests/cells/equations_test.py
+  - return h + b * phi(c), c
+  + return h + a * phi(c), c  @ IRev
+rnnzoo/cells/irevrnn.py tests/cells/cells_test.py
+  - inner[name].set_metadata(max_abs=max_abs)
+  + pass  @ clips_what
+rnnzoo/cells/slstm.py tests/cells/cells_test.py
+  - exponent = 0.3 + 1.3
+  + exponent = 0.3 - 1.3  @ forget_bias
+  - return jnp.tile(5 - 12
+  + return jnp.tile(5 + 12  @ forget_bias
+rnnzoo/cells/slstm.py tests/cells/derivatives_test.py
+  - -scale * c, g
+  + scale * (g * t - (c + g * t)), g  @ each_element
+  - larger * d_i + (1 - larger) * d_l
+  + d_l + larger * d  @ each_element
+  - _reciprocal(n), _re
+  + 1 / n, _re  @ second
+rnnzoo/layers/xlstm_parts.py tests/layers/slstm_block_test.py
+  - normal(2 / num_blocks / math
+  + normal(2 / math  @ test_start
+rnnzoo/engines/paths.py tests/layers/leading_axes_test.py
+  - x.reshape(*batch_shape, *x.shape[1:])
+  + x.reshape(*batch_shape[::-1], *x.shape[1:])  @ unroll
+rnnzoo/engines/time/maps.py tests/engines/linear_scan_test.py
+  - _beside(b1, a2) * _beside(a2, b1) + b2
+  + a2 * _beside(a2, b1) + b2  @ overflow
+  - _beside(b1, a2) * _beside(a2, b1) + b2
+  + _beside(b1, a2) * b1 + b2  @ nothing_passes
+  - is_lost = (product == 0) & (a1 != 0) & (a2 != 0)
+  + is_lost = product == 0  @ nothing_passes or forgets
+  - jnp.where(is_lost, tiny, product)
+  + product  @ no_product
+  - jnp.copysign(jnp.finfo(product.dtype).tiny, product)
+  + jnp.finfo(product.dtype).tiny  @ no_product
+  - forcing = a * _beside(a, g)
+  + forcing = a * g  @ nothing_passes
+  - (factor == 0) & ~jnp.isfinite(x)
+  + factor == 0  @ second
+  - mu[-1] if reverse
+  + mu[0] if reverse  @ agrees_with_loop
+  - adjoint * _after(before, h)
+  + adjoint * h  @ agrees_with
+  - return a * _beside(a, h) + b
+  + return a * h + b  @ forgets_an_infinity
+  - jnp.where(reset, affine(a, b, restart), b)
+  + b  @ nothing_passes_a_reset_of_a_layer or agrees
+rnnzoo/engines/products.py tests/cells/new_cell_test.py
+  - jnp.transpose(kernel, (1, 2, 0, 3))
+  + jnp.transpose(kernel, (1, 3, 0, 2))  @ CIFG and scan and float32
+rnnzoo/engines/scan/derivatives.py tests/cells/new_cell_test.py
+  - d_restart = scan_steps.select(reset, d_start, _zeros(d_start))
+  + d_restart = d_start  @ CIFG and reset and float32
+  - held = scan_steps.select(mask, _zeros(d_carry), d_carry)
+  + held = _zeros(d_carry)  @ CIFG and mask and float32
+rnnzoo/engines/scan/derivatives.py tests/engines/recurrent_gradient_test.py
+  - jnp.clip(d, -clip, clip)
+  + jnp.clip(d, 0, clip)  @ test_gradients
+rnnzoo/engines/scan/steps.py tests/cells/new_cell_test.py
+  - is_first = entry == (time if reverse else -1)
+  + is_first = entry == -1  @ CIFG and reverse and float32
+  - jnp.concatenate([rest, last], axis=axis)
+  + reset  @ CIFG and reset and reverse and float32
+rnnzoo/engines/selection.py tests/layers/errors_test.py
+  - != 'cpu' else ()
+  + == 'cpu' else ()  @ warns_once
+rnnzoo/engines/selection.py tests/engines/pallas_settings_test.py
+  - return name_of(names(
+  + return (names(  @ name_of_its_path
+pallas_kernels/projection.py tests/engines/pallas_settings_test.py
+  - lax.optimization_barrier((
+  + ((  @ waits_for
+rnnzoo/engines/choice.py tests/layers/errors_test.py
+  - warn_once(f
+  + log_once(f  @ warns_once
+rnnzoo/engines/platforms.py tests/engines/platforms_test.py
+  - selection.warn_once(
+  + selection.log_once(  @ without_a_gpu
+pallas_kernels/devices.py tests/layers/errors_test.py
+  - _MAJORS = (9, 10)
+  + _MAJORS = (8, 9, 10)  @ warns_once
+rnnzoo/checks.py tests/fuzz_test.py
+  - complexfloating):\n    raise
+  + bool_):\n    raise  @ AllTest and functions
+  - (low >= least and high <= most)
+  + (low >= least)  @ AllTest and calls
+  - 0 < clip < math.inf
+  + 0 < clip  @ AllTest and constructors
+  - if known.itemsize == 8 and not config.jax_enable_x64
+  + if False  @ AllTest and constructors
+rnnzoo/settings.py tests/fuzz_test.py
+  - math.isfinite(value)
+  + True  @ AllTest and constructors
+rnnzoo/contract.py tests/cells/contract_test.py
+  -     'cumsum',\n
+  +   @ refuses
+  - (-2, _BATCH)
+  + (-1, _FEATURES)  @ refuses
+  - early = h_gates[:-1]
+  + early = h_gates  @ refuses
+  - settings.frozen if settings
+  + True if settings  @ refuses
+rnnzoo/models/sequence.py tests/layers/stack_test.py
+  - x, reset=reset, seq_lengths
+  + x, seq_lengths  @ SequenceModel
+  - step(carry, x, reset=reset)
+  + step(carry, x)  @ SequenceModel
+rnnzoo/engines/sharding.py tests/planning_test.py
+  - _over.reset(token)
+  + pass  @ over_devices
+  - *batch, time, features = over
+  + *batch, features, time = over  @ devices
+rnnzoo/layers/stack.py tests/layers/stack_test.py
+  - stored = not train or
+  + stored = True or  @ Norm
+  - and train and not is_last
+  + and train  @ Dropout
+  - return not self.deterministic
+  + return rngs is not None  @ Modes
+  - if self.residual and x
+  + if x  @ StackTest
+  - y = jnp.where(valid[..., None], y, 0)
+  + y = y  @ test_padding
+rnnzoo/layers/dense_stack.py tests/layers/dense_stack_test.py
+  - x = jnp.where(valid[..., None], x, 0)
+  + x = x  @ padding
+  - if 'residual' in options
+  + if False  @ refused
+rnnzoo/layers/bidirectional.py tests/layers/stack_test.py
+  - initial_carry[1], not reverse
+  + initial_carry[1], reverse  @ two_layers
+rnnzoo/layers/initializers.py tests/cells/cells_test.py
+  - -bound, bound)
+  + 0, bound)  @ Constrain or clips
+rnnzoo/checks.py tests/layers/stack_test.py
+  - low, high) - 1
+  + low, high)  @ Classifier
+rnnzoo/convert/torch_modules.py tests/cells/golden_test.py
+  - bias, extra = bias_ih + bias_hh, None
+  + bias, extra = bias_ih - bias_hh, None  @ test_agrees
+rnnzoo/tasks/series/lorenz.py tests/tasks/lorenz_test.py
+  - 2 * k2 + 2 * k3
+  + 2 * k2 + 1 * k3  @ fourth_order
+  - k3 = velocity(state + step / 2
+  + k3 = velocity(state + step / 3  @ fourth_order
+  - k4 = velocity(state + step *
+  + k4 = velocity(state + .9 * step *  @ fourth_order
+rnnzoo/tasks/images/cifar_files.py tests/tasks/cifar_test.py
+  - not content or len(content)
+  + len(content)  @ damaged_archives
+rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
+  - deviation <= epsilon
+  + deviation <= 20 * epsilon  @ rounding
+  - deviation <= epsilon
+  + deviation <= .01 * epsilon  @ rounding
+  - (changed & (seen
+  + (changed & False & (seen  @ told
+  - mean, deviation = standardization(
+  + mean, deviation = 0, 1  # (  @ Float32
+rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
+  - runs >= steps - lengths
+  + runs > steps  @ cut_off
+  - (rows != rows) & (value != value)
+  + False  @ any_kind
+rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
+  - for read in (_stand_in,
+  + for read in (type(file).get,  @ that_is_not_used
+  -  if name in _NAMES]:
+  + ]:  @ that_is_not_used
+  - * dtype.itemsize != size
+  + < 0  @ sizes_are_checked
+rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
+  - .reshape(len(images), -1, 1)
+  + [..., :1]  @ sequences
+  - return np.sort(order[num_validation:])
+  + return np.sort(order[1:])  @ split_is_fixed
+  - return np.random.RandomState(seed).permutation(num_pixels)
+  + return np.random.RandomState(seed + 1).permutation(num_pixels)  @ permut
+rnnzoo/training/optimization.py tests/training/training_test.py
+  - optax.clip(config.clip_value)
+  + optax.clip(1e9)  @ clip_value
+  - elif config.name == 'adamw'
+  + elif False  @ adamw
+  - patience=config.plateau_patience + 1
+  + patience=config.plateau_patience  @ plateau
+rnnzoo/training/seed_state.py tests/training/training_test.py
+  - config.patience - 1
+  + config.patience  @ stops_after_patience
+  - (1 - 1e-6)
+  + 0.0  @ stops_at_a_learning_rate
+rnnzoo/training/metrics.py tests/training/protocol_test.py
+  - metric.greatest - value
+  + value  @ direction
+  - np.sum(x * weights) / np.sum(weights)
+  + np.mean(x)  @ test_run
+rnnzoo/training/visits.py tests/training/protocol_test.py
+  - fold_in(order, step)
+  + fold_in(order, 0)  @ depend_on_seed
+rnnzoo/training/step.py tests/training/protocol_test.py
+  - jnp.sum(weights * x) / jnp.sum(weights)
+  + jnp.mean(x)  @ weighted_mean
+rnnzoo/tasks/motion/skeleton_frames.py tests/tasks/skeletons_test.py
+  - product(about_z, product(about_y, about_x))
+  + product(about_x, product(about_y, about_z))  @ turns_about
+  - origin[[present.any(axis=1).argmax()]]
+  + origin[:1]  @ centres
+rnnzoo/tasks/motion/ntu_files.py tests/tasks/ntu_files_test.py
+  - if any(joints):
+  + if joints:  @ rejects_absent
+rnnzoo/tasks/motion/ntu_tracks.py tests/tasks/ntu_tracks_test.py
+  - seen = body.joints.any(axis=(1, 2))
+  + seen = np.ones(len(body.frames), bool)  @ in_no_frame
+  - or _are_apart(persons[i], persons[j])
+  +   @ new_ids
+  -  and not stays:
+  + :  @ change_persons
+  - in sorted(_links(shown))
+  + in _links(shown)  @ new_ids
+rnnzoo/tasks/protocol.py tests/training/training_test.py
+  - (predictions == labels)
+  + (predictions >= labels)  @ metrics_are
+rnnzoo/training/run_directory.py tests/training/training_test.py
+  - NOT_COMPARED = (
+  + NOT_COMPARED = ('seed',   @ another_config
+rnnzoo/training/run_directory.py tests/training/run_files_test.py
+  - all(owner == mine for owner in owners)
+  + True  @ says_whose
+  - .unlink(missing_ok=True)
+  +   @ killed_between
+rnnzoo/training/run_data.py tests/training/run_files_test.py
+  - if text or (goes_on and other)
+  + if goes_on and other  @ other
+rnnzoo/training/checkpointing.py tests/training/run_files_test.py
+  - if manifest.get(name) != value
+  + if False  @ another_seed
+  - and n == str(int(n))
+  +   @ names_that_no_run
+rnnzoo/training/loop.py tests/training/training_test.py
+  - (experiment, run, -1)
+  + (experiment, run)  @ of_the_last_step
+  - max(experiment.steps_per_epoch - skipped, 1)
+  + experiment.steps_per_epoch  @ of_the_last_step
+rnnzoo/training/records.py tests/training/samples_test.py
+  - if epoch <= done
+  + if epoch < done  @ damaged
+"""
 
 
-MUTANTS = (
-    *_all(
-        'rnnzoo/doors/scanned.py',
-        'tests/scanned_test.py',
-        ('resets != 0 if', 'resets > 0 if', 'resets_of_any_dtype'),
-        ('_check_start(made)', 'pass', 'learned_carry_is_refused'),
-    ),
-    *_all(
-        'rnnzoo/linen.py',
-        'tests/linen_test.py',
-        ('part.use_running_average = True', 'pass', 'dropout_by_rngs'),
-        ('part.dropout_rate = False, 0.0', 'x = False, 0.0', 'dropout_by_rngs'),
-    ),
-    *_all(
-        'rnnzoo/layers/levels.py',
-        'tests/layers/wavefront_test.py',
-        (
-            'valid if mask is None else mask & valid',
-            'mask',
-            'agrees_with_layers',
-        ),
-        (
-            'y_i = above(i, waiting[i], y_i, valid)',
-            'pass',
-            'agrees_with_layers',
-        ),
-        ('turns = -(-len(levels) // number)', 'turns = 1', 'turns'),
-    ),
-    *_all(
-        'pallas_kernels/dense/forward.py',
-        'tests/pallas_kernels/dense/gate_sums_test.py',
-        (
-            'if len(found) != 1 or gate in jaxpr.outvars:',
-            'if not found or gate in jaxpr.outvars:',
-            'update',
-        ),
-    ),
-    *_all(
-        'rnnzoo/cells/lstm.py',
-        'tests/cells/cells_test.py',
-        (
-            'initializers.shifted(bias_init, forget_bias)',
-            'initializers.shifted(bias_init, -forget_bias)',
-            'ForgetBias',
-        ),
-        (
-            'bias_init=(bias_init, forget_init, bias_init, bias_init)',
-            'bias_init=(forget_init, bias_init, bias_init, bias_init)',
-            'ForgetBias',
-        ),
-    ),
-    *_all(
-        'rnnzoo/cells/lstm.py',
-        'tests/cells/golden_test.py',
-        ('sigmoid(f) * c +', 'sigmoid(i) * c +', 'test_agrees'),
-    ),
-    *_all(
-        'rnnzoo/cells/minlstm.py',
-        'tests/cells/cells_test.py',
-        (
-            'initializers.shifted(bias_init, forget_bias)',
-            'initializers.shifted(bias_init, -forget_bias)',
-            'ForgetBias',
-        ),
-        (
-            'jnp.where(x < -_LARGE, -_LARGE, x) for x in (f, i)',
-            'x for x in (f, i)',
-            'MinLSTMTest',
-        ),
-        ('jnp.maximum(jnp.maximum(-f, -i), 0)', '0 * f', 'saturated'),
-    ),
-    *_all(
-        'rnnzoo/cells/minlstm.py',
-        'tests/cells/equations_test.py',
-        (
-            'forget, admit = one + exp_i',
-            'forget, admit = one + exp_f',
-            'MinLSTM',
-        ),
-    ),
-    *_all(
-        'rnnzoo/cells/mingru.py',
-        'tests/engines/linear_scan_test.py',
-        ('x + 0.5, sigmoid', 'x + 0.25, sigmoid', 'LogSpace'),
-    ),
-    *_all(
-        'rnnzoo/cells/agru.py',
-        'tests/cells/equations_test.py',
-        ("params['epsilon'] * z * d", "params['epsilon'] * d", 'AGRU'),
-    ),
-    *_all(
-        'rnnzoo/cells/antisymmetric.py',
-        'tests/cells/equations_test.py',
-        (
-            'w - jnp.swapaxes(w, -1, -2) -',
-            'w + jnp.swapaxes(w, -1, -2) -',
-            'Anti',
-        ),
-        ('- float(self.gamma)', '+ float(self.gamma)', 'Anti'),
-    ),
-    *_all(
-        'rnnzoo/cells/irevrnn.py',
-        'tests/cells/equations_test.py',
-        (
-            'return h + b * phi(c), c',
-            'return h + a * phi(c), c',
-            'IRev',
-        ),
-    ),
-    *_all(
-        'rnnzoo/cells/irevrnn.py',
-        'tests/cells/cells_test.py',
-        ('inner[name].set_metadata(max_abs=max_abs)', 'pass', 'clips_what'),
-    ),
-    *_all(
-        'rnnzoo/cells/slstm.py',
-        'tests/cells/cells_test.py',
-        ('exponent = 0.3 + 1.3', 'exponent = 0.3 - 1.3', 'forget_bias'),
-        ('return jnp.tile(5 - 12', 'return jnp.tile(5 + 12', 'forget_bias'),
-    ),
-    *_all(
-        'rnnzoo/cells/slstm.py',
-        'tests/cells/derivatives_test.py',
-        ('-scale * c, g', 'scale * (g * t - (c + g * t)), g', 'each_element'),
-        (
-            'larger * d_i + (1 - larger) * d_l',
-            'd_l + larger * d',
-            'each_element',
-        ),
-        ('_reciprocal(n), _re', '1 / n, _re', 'second'),
-    ),
-    *_all(
-        'rnnzoo/layers/xlstm_parts.py',
-        'tests/layers/slstm_block_test.py',
-        ('normal(2 / num_blocks / math', 'normal(2 / math', 'test_start'),
-    ),
-    *_all(
-        'rnnzoo/engines/paths.py',
-        'tests/layers/leading_axes_test.py',
-        (
-            'x.reshape(*batch_shape, *x.shape[1:])',
-            'x.reshape(*batch_shape[::-1], *x.shape[1:])',
-            'unroll',
-        ),
-    ),
-    *_all(
-        'rnnzoo/engines/time/maps.py',
-        'tests/engines/linear_scan_test.py',
-        (
-            '_beside(b1, a2) * _beside(a2, b1) + b2',
-            'a2 * _beside(a2, b1) + b2',
-            'overflow',
-        ),
-        (
-            '_beside(b1, a2) * _beside(a2, b1) + b2',
-            '_beside(b1, a2) * b1 + b2',
-            'nothing_passes',
-        ),
-        (
-            'is_lost = (product == 0) & (a1 != 0) & (a2 != 0)',
-            'is_lost = product == 0',
-            'nothing_passes or forgets',
-        ),
-        ('jnp.where(is_lost, tiny, product)', 'product', 'no_product'),
-        (
-            'jnp.copysign(jnp.finfo(product.dtype).tiny, product)',
-            'jnp.finfo(product.dtype).tiny',
-            'no_product',
-        ),
-        ('forcing = a * _beside(a, g)', 'forcing = a * g', 'nothing_passes'),
-        (
-            '(factor == 0) & ~jnp.isfinite(x)',
-            'factor == 0',
-            'second',
-        ),
-        ('mu[-1] if reverse', 'mu[0] if reverse', 'agrees_with_loop'),
-        ('adjoint * _after(before, h)', 'adjoint * h', 'agrees_with'),
-        (
-            'return a * _beside(a, h) + b',
-            'return a * h + b',
-            'forgets_an_infinity',
-        ),
-        (
-            'jnp.where(reset, affine(a, b, restart), b)',
-            'b',
-            'nothing_passes_a_reset_of_a_layer or agrees',
-        ),
-    ),
-    *_all(
-        'rnnzoo/engines/products.py',
-        'tests/cells/new_cell_test.py',
-        (
-            'jnp.transpose(kernel, (1, 2, 0, 3))',
-            'jnp.transpose(kernel, (1, 3, 0, 2))',
-            'CIFG and scan and float32',
-        ),
-    ),
-    *_all(
-        'rnnzoo/engines/scan/derivatives.py',
-        'tests/cells/new_cell_test.py',
-        (
-            'd_restart = scan_steps.select(reset, d_start, _zeros(d_start))',
-            'd_restart = d_start',
-            'CIFG and reset and float32',
-        ),
-        (
-            'held = scan_steps.select(mask, _zeros(d_carry), d_carry)',
-            'held = _zeros(d_carry)',
-            'CIFG and mask and float32',
-        ),
-    ),
-    *_all(
-        'rnnzoo/engines/scan/derivatives.py',
-        'tests/engines/recurrent_gradient_test.py',
-        ('jnp.clip(d, -clip, clip)', 'jnp.clip(d, 0, clip)', 'test_gradients'),
-    ),
-    *_all(
-        'rnnzoo/engines/scan/steps.py',
-        'tests/cells/new_cell_test.py',
-        (
-            'is_first = entry == (time if reverse else -1)',
-            'is_first = entry == -1',
-            'CIFG and reverse and float32',
-        ),
-        (
-            'jnp.concatenate([rest, last], axis=axis)',
-            'reset',
-            'CIFG and reset and reverse and float32',
-        ),
-    ),
-    *_all(
-        'rnnzoo/engines/selection.py',
-        'tests/layers/errors_test.py',
-        ("!= 'cpu' else ()", "== 'cpu' else ()", 'warns_once'),
-    ),
-    *_all(
-        'rnnzoo/engines/selection.py',
-        'tests/engines/pallas_settings_test.py',
-        ('return name_of(names(', 'return (names(', 'name_of_its_path'),
-    ),
-    *_all(
-        'pallas_kernels/projection.py',
-        'tests/engines/pallas_settings_test.py',
-        ('lax.optimization_barrier((', '((', 'waits_for'),
-    ),
-    *_all(
-        'rnnzoo/engines/choice.py',
-        'tests/layers/errors_test.py',
-        ('warn_once(f', 'log_once(f', 'warns_once'),
-    ),
-    *_all(
-        'rnnzoo/engines/platforms.py',
-        'tests/engines/platforms_test.py',
-        ('selection.warn_once(', 'selection.log_once(', 'without_a_gpu'),
-    ),
-    *_all(
-        'pallas_kernels/devices.py',
-        'tests/layers/errors_test.py',
-        ('_MAJORS = (9, 10)', '_MAJORS = (8, 9, 10)', 'warns_once'),
-    ),
-    *_all(
-        'rnnzoo/checks.py',
-        'tests/fuzz_test.py',
-        (
-            'complexfloating):\n    raise',
-            'bool_):\n    raise',
-            'AllTest and functions',
-        ),
-        (
-            '(low >= least and high <= most)',
-            '(low >= least)',
-            'AllTest and calls',
-        ),
-        ('0 < clip < math.inf', '0 < clip', 'AllTest and constructors'),
-        (
-            'if known.itemsize == 8 and not config.jax_enable_x64',
-            'if False',
-            'AllTest and constructors',
-        ),
-    ),
-    *_all(
-        'rnnzoo/settings.py',
-        'tests/fuzz_test.py',
-        ('math.isfinite(value)', 'True', 'AllTest and constructors'),
-    ),
-    *_all(
-        'rnnzoo/contract.py',
-        'tests/cells/contract_test.py',
-        ("    'cumsum',\n", '', 'refuses'),
-        ('(-2, _BATCH)', '(-1, _FEATURES)', 'refuses'),
-        ('early = h_gates[:-1]', 'early = h_gates', 'refuses'),
-        ('settings.frozen if settings', 'True if settings', 'refuses'),
-    ),
-    *_all(
-        'rnnzoo/models/sequence.py',
-        'tests/layers/stack_test.py',
-        ('x, reset=reset, seq_lengths', 'x, seq_lengths', 'SequenceModel'),
-        ('step(carry, x, reset=reset)', 'step(carry, x)', 'SequenceModel'),
-    ),
-    *_all(
-        'rnnzoo/engines/sharding.py',
-        'tests/planning_test.py',
-        ('_over.reset(token)', 'pass', 'over_devices'),
-        (
-            '*batch, time, features = over',
-            '*batch, features, time = over',
-            'devices',
-        ),
-    ),
-    *_all(
-        'rnnzoo/layers/stack.py',
-        'tests/layers/stack_test.py',
-        ('stored = not train or', 'stored = True or', 'Norm'),
-        ('and train and not is_last', 'and train', 'Dropout'),
-        ('return not self.deterministic', 'return rngs is not None', 'Modes'),
-        ('if self.residual and x', 'if x', 'StackTest'),
-        (
-            'y = jnp.where(valid[..., None], y, 0)',
-            'y = y',
-            'test_padding',
-        ),
-    ),
-    *_all(
-        'rnnzoo/layers/dense_stack.py',
-        'tests/layers/dense_stack_test.py',
-        ('x = jnp.where(valid[..., None], x, 0)', 'x = x', 'padding'),
-        ("if 'residual' in options", 'if False', 'refused'),
-    ),
-    *_all(
-        'rnnzoo/layers/bidirectional.py',
-        'tests/layers/stack_test.py',
-        (
-            'initial_carry[1], not reverse',
-            'initial_carry[1], reverse',
-            'two_layers',
-        ),
-    ),
-    *_all(
-        'rnnzoo/layers/initializers.py',
-        'tests/cells/cells_test.py',
-        ('-bound, bound)', '0, bound)', 'Constrain or clips'),
-    ),
-    *_all(
-        'rnnzoo/checks.py',
-        'tests/layers/stack_test.py',
-        ('low, high) - 1', 'low, high)', 'Classifier'),
-    ),
-    *_all(
-        'rnnzoo/convert/torch_modules.py',
-        'tests/cells/golden_test.py',
-        (
-            'bias, extra = bias_ih + bias_hh, None',
-            'bias, extra = bias_ih - bias_hh, None',
-            'test_agrees',
-        ),
-    ),
-    *_all(
-        'rnnzoo/tasks/series/lorenz.py',
-        'tests/tasks/lorenz_test.py',
-        ('2 * k2 + 2 * k3', '2 * k2 + 1 * k3', 'fourth_order'),
-        ('k3 = velocity(state + step / 2', 'k3 = velocity(state + step / 3')
-        + ('fourth_order',),
-        ('k4 = velocity(state + step *', 'k4 = velocity(state + .9 * step *')
-        + ('fourth_order',),
-    ),
-    *_all(
-        'rnnzoo/tasks/images/cifar_files.py',
-        'tests/tasks/cifar_test.py',
-        ('not content or len(content)', 'len(content)', 'damaged_archives'),
-    ),
-    *_all(
-        'rnnzoo/tasks/series/sequence_arrays.py',
-        'tests/tasks/sequence_task_test.py',
-        ('deviation <= epsilon', 'deviation <= 20 * epsilon', 'rounding'),
-        ('deviation <= epsilon', 'deviation <= .01 * epsilon', 'rounding'),
-        ('(changed & (seen', '(changed & False & (seen', 'told'),
-        ('mean, deviation = standardization(', 'mean, deviation = 0, 1  # (')
-        + ('Float32',),
-    ),
-    *_all(
-        'rnnzoo/tasks/series/sequence_checks.py',
-        'tests/tasks/npz_test.py',
-        ('runs >= steps - lengths', 'runs > steps', 'cut_off'),
-        ('(rows != rows) & (value != value)', 'False', 'any_kind'),
-    ),
-    *_all(
-        'rnnzoo/tasks/series/npz.py',
-        'tests/tasks/npz_test.py',
-        ('for read in (_stand_in, ', 'for read in (type(file).get, ')
-        + ('that_is_not_used',),
-        (' if name in _NAMES]:', ']:', 'that_is_not_used'),
-        ('* dtype.itemsize != size', '< 0', 'sizes_are_checked'),
-    ),
-    *_all(
-        'rnnzoo/tasks/images/smnist.py',
-        'tests/tasks/smnist_test.py',
-        ('.reshape(len(images), -1, 1)', '[..., :1]', 'sequences'),
-        (
-            'return np.sort(order[num_validation:])',
-            'return np.sort(order[1:])',
-            'split_is_fixed',
-        ),
-        (
-            'return np.random.RandomState(seed).permutation(num_pixels)',
-            'return np.random.RandomState(seed + 1).permutation(num_pixels)',
-            'permut',
-        ),
-    ),
-    *_all(
-        'rnnzoo/training/optimization.py',
-        'tests/training/training_test.py',
-        ('optax.clip(config.clip_value)', 'optax.clip(1e9)', 'clip_value'),
-        ("elif config.name == 'adamw'", 'elif False', 'adamw'),
-        (
-            'patience=config.plateau_patience + 1',
-            'patience=config.plateau_patience',
-            'plateau',
-        ),
-    ),
-    *_all(
-        'rnnzoo/training/seed_state.py',
-        'tests/training/training_test.py',
-        ('config.patience - 1', 'config.patience', 'stops_after_patience'),
-        (
-            '(1 - 1e-6)',
-            '0.0',
-            'stops_at_a_learning_rate',
-        ),
-    ),
-    *_all(
-        'rnnzoo/training/metrics.py',
-        'tests/training/protocol_test.py',
-        ('metric.greatest - value', 'value', 'direction'),
-        ('np.sum(x * weights) / np.sum(weights)', 'np.mean(x)', 'test_run'),
-    ),
-    *_all(
-        'rnnzoo/training/visits.py',
-        'tests/training/protocol_test.py',
-        ('fold_in(order, step)', 'fold_in(order, 0)', 'depend_on_seed'),
-    ),
-    *_all(
-        'rnnzoo/training/step.py',
-        'tests/training/protocol_test.py',
-        (
-            'jnp.sum(weights * x) / jnp.sum(weights)',
-            'jnp.mean(x)',
-            'weighted_mean',
-        ),
-    ),
-    *_all(
-        'rnnzoo/tasks/motion/skeleton_frames.py',
-        'tests/tasks/skeletons_test.py',
-        (
-            'product(about_z, product(about_y, about_x))',
-            'product(about_x, product(about_y, about_z))',
-            'turns_about',
-        ),
-        ('origin[[present.any(axis=1).argmax()]]', 'origin[:1]', 'centres'),
-    ),
-    *_all(
-        'rnnzoo/tasks/motion/ntu_files.py',
-        'tests/tasks/ntu_files_test.py',
-        ('if any(joints):', 'if joints:', 'rejects_absent'),
-    ),
-    *_all(
-        'rnnzoo/tasks/motion/ntu_tracks.py',
-        'tests/tasks/ntu_tracks_test.py',
-        (
-            'seen = body.joints.any(axis=(1, 2))',
-            'seen = np.ones(len(body.frames), bool)',
-            'in_no_frame',
-        ),
-        ('or _are_apart(persons[i], persons[j])', '', 'new_ids'),
-        (' and not stays:', ':', 'change_persons'),
-        ('in sorted(_links(shown))', 'in _links(shown)', 'new_ids'),
-    ),
-    *_all(
-        'rnnzoo/tasks/protocol.py',
-        'tests/training/training_test.py',
-        ('(predictions == labels)', '(predictions >= labels)', 'metrics_are'),
-    ),
-    *_all(
-        'rnnzoo/training/run_directory.py',
-        'tests/training/training_test.py',
-        ('NOT_COMPARED = (', "NOT_COMPARED = ('seed', ", 'another_config'),
-    ),
-    *_all(
-        'rnnzoo/training/run_directory.py',
-        'tests/training/run_files_test.py',
-        ('all(owner == mine for owner in owners)', 'True', 'says_whose'),
-        ('.unlink(missing_ok=True)', '', 'killed_between'),
-    ),
-    *_all(
-        'rnnzoo/training/run_data.py',
-        'tests/training/run_files_test.py',
-        (
-            'if text or (goes_on and other)',
-            'if goes_on and other',
-            'other',
-        ),
-    ),
-    *_all(
-        'rnnzoo/training/checkpointing.py',
-        'tests/training/run_files_test.py',
-        ('if manifest.get(name) != value', 'if False', 'another_seed'),
-        ('and n == str(int(n))', '', 'names_that_no_run'),
-    ),
-    *_all(
-        'rnnzoo/training/loop.py',
-        'tests/training/training_test.py',
-        ('(experiment, run, -1)', '(experiment, run)', 'of_the_last_step'),
-        (
-            'max(experiment.steps_per_epoch - skipped, 1)',
-            'experiment.steps_per_epoch',
-            'of_the_last_step',
-        ),
-    ),
-    *_all(
-        'rnnzoo/training/records.py',
-        'tests/training/samples_test.py',
-        ('if epoch <= done', 'if epoch < done', 'damaged'),
-    ),
-)
+def _parsed(table: str) -> Iterator[Mutant]:
+  """Yields the mutants of a table."""
+  path = test = ''
+  lines = iter(table.strip().splitlines())
+  text = lambda line: line[4:].replace('\\n', '\n')
+  for line in lines:
+    if line.startswith('  - '):
+      old = text(line)
+      new, select = text(next(lines)).rsplit('  @ ', 1)
+      yield Mutant(path, old, new, test, select)
+    else:
+      path, test = line.split()
+
+
+MUTANTS = tuple(_parsed(_TABLE))
 
 
 def applied(mutant: Mutant, root: pathlib.Path = ROOT) -> str:

@@ -1,7 +1,7 @@
-"""Layers against torch's numbers and against flax's cells.
+"""Layers against torch's numbers, recorded by golden/record_torch.py.
 
-torch's numbers were recorded by golden/record_torch.py. For cells that neither
-has, see equations_test.py.
+Against flax's cells, see convert/libraries_test.py; for cells that neither has,
+equations_test.py.
 """
 
 import functools
@@ -9,7 +9,6 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from flax import linen
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -22,13 +21,6 @@ from tests.testing import reference
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 TORCH_LAYERS = {'rnn': 'Elman', 'lstm': 'LSTM', 'gru': 'GRU'}
-FLAX_CELLS = {
-    'SimpleCell': 'Elman',
-    'LSTMCell': 'LSTM',
-    'OptimizedLSTMCell': 'LSTM',
-    'GRUCell': 'GRU',
-}
-BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
 
 
 def load(kind, variant):
@@ -158,47 +150,6 @@ def gradients_as_torch(d_layer, bidirectional):
           'bias_hh' + suffix: d_bias_hh.reshape(-1),
       }
   return arrays
-
-
-class FlaxTest(parameterized.TestCase):
-
-  @parameterized.parameters(*FLAX_CELLS.items())
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_agrees_with_nnx(self, cell_name, layer_name):
-    cell = getattr(nnx, cell_name)(
-        IN, FEATURES, bias_init=jax.nn.initializers.normal(), rngs=nnx.Rngs(0)
-    )
-    layer = rnnzoo.LAYERS[layer_name](IN, FEATURES, rngs=nnx.Rngs(1))
-    convert.from_flax(layer, cell)
-    x = np.random.default_rng(0).standard_normal((BATCH, TIME, IN), np.float32)
-    lengths = np.array([TIME, 2])
-    want_final, want = nnx.RNN(cell, return_carry=True)(x, seq_lengths=lengths)
-    final, y = layer.unroll(x, seq_lengths=lengths)
-    valid = (np.arange(TIME) < lengths[:, None])[..., None]  # flax runs on
-    np.testing.assert_allclose(y, np.where(valid, want, 0), atol=1e-6)
-    # flax has (c, h) where we have (h, c).
-    want_final = jax.tree.leaves(want_final)[::-1]
-    for got, carry in zip(final, want_final, strict=True):
-      np.testing.assert_allclose(got, carry, atol=1e-6)
-
-  @pytest.mark.slow
-  def test_gru_agrees_with_linen(self):
-    # linen's GRU has the recurrent bias that nnx's lacks.
-    cell = linen.GRUCell(FEATURES, bias_init=jax.nn.initializers.normal())
-    x = np.random.default_rng(0).standard_normal((BATCH, TIME, IN), np.float32)
-    model = linen.RNN(cell)
-    variables = model.init(jax.random.key(0), x)
-    weights = variables['params']['cell']
-    layer = rnnzoo.GRU(IN, FEATURES, rngs=nnx.Rngs(1))
-    stack = lambda prefix, name: jnp.stack(
-        [weights[prefix + gate][name] for gate in 'rzn']
-    )
-    layer.kernel[...] = stack('i', 'kernel')
-    layer.bias[...] = stack('i', 'bias')
-    layer.recurrent_kernel[...] = stack('h', 'kernel')[:, None]
-    layer.cell_params['recurrent_bias'][...] = weights['hn']['bias']
-    np.testing.assert_allclose(layer(x), model.apply(variables, x), atol=1e-6)
 
 
 if __name__ == '__main__':

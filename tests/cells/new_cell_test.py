@@ -77,11 +77,12 @@ LAYERS = types.MappingProxyType({**rnnzoo.LAYERS, **NEW})
 
 def new_cases():
   """The suite's cases for the new layers; layers_test.py has the others."""
-  every = layers_test.cases(LAYERS)
+  every = layers_test.cases(NEW)
   newton = layers_test.cases(NEW, newton=True)
   at_once = f'{layers_test.ROUNDED}_associative_scan_float64'
-  return [c for c in every if c['layer'] in NEW.values()] + [
-      c for c in newton if c['testcase_name'].endswith(at_once)
+  return [
+      *every,
+      *(c for c in newton if c['testcase_name'].endswith(at_once)),
   ]
 
 

@@ -257,25 +257,26 @@ def flax_nnx(name, cls):
 
 
 # (library, its class): arguments of a function above
+_FLAX = {
+    'SimpleCell': rnnzoo.Elman,
+    'LSTMCell': rnnzoo.LSTM,
+    'OptimizedLSTMCell': rnnzoo.LSTM,
+    'GRUCell': rnnzoo.GRU,
+}
+_TORCH = {'RNN': rnnzoo.Elman, 'LSTM': rnnzoo.LSTM, 'GRU': rnnzoo.GRU}
 CASES = {
-    ('torch', 'RNN, 2 levels, bidirectional'): (
+    ('torch', f'{name}, 2 levels, bidirectional'): (
         torch_module,
-        'rnn',
-        rnnzoo.Elman,
-    ),
-    ('torch', 'LSTM, 2 levels, bidirectional'): (
-        torch_module,
-        'lstm',
-        rnnzoo.LSTM,
-    ),
-    ('torch', 'GRU, 2 levels, bidirectional'): (
-        torch_module,
-        'gru',
-        rnnzoo.GRU,
-    ),
-    ('torch', 'RNNCell'): (torch_cell, 'rnn_cell', rnnzoo.Elman),
-    ('torch', 'LSTMCell'): (torch_cell, 'lstm_cell', rnnzoo.LSTM),
-    ('torch', 'GRUCell'): (torch_cell, 'gru_cell', rnnzoo.GRU),
+        name.lower(),
+        cls,
+    )
+    for name, cls in _TORCH.items()
+}
+CASES |= {
+    ('torch', f'{name}Cell'): (torch_cell, f'{name.lower()}_cell', cls)
+    for name, cls in _TORCH.items()
+}
+CASES |= {
     ('torch', 'LSTM, 2 levels, bidirectional, proj_size'): (projected,),
     ('keras 3', 'SimpleRNN'): (keras, 'simplernn', rnnzoo.Elman),
     ('keras 3', 'LSTM'): (keras, 'lstm', rnnzoo.LSTM),
@@ -297,22 +298,13 @@ CASES = {
         'vanilla_rnn_one_bias',
         relu,
     ),
-    ('flax.linen', 'SimpleCell'): (flax_linen, 'SimpleCell', rnnzoo.Elman),
-    ('flax.linen', 'LSTMCell'): (flax_linen, 'LSTMCell', rnnzoo.LSTM),
-    ('flax.linen', 'OptimizedLSTMCell'): (
-        flax_linen,
-        'OptimizedLSTMCell',
-        rnnzoo.LSTM,
-    ),
-    ('flax.linen', 'GRUCell'): (flax_linen, 'GRUCell', rnnzoo.GRU),
-    ('flax.nnx', 'SimpleCell'): (flax_nnx, 'SimpleCell', rnnzoo.Elman),
-    ('flax.nnx', 'LSTMCell'): (flax_nnx, 'LSTMCell', rnnzoo.LSTM),
-    ('flax.nnx', 'OptimizedLSTMCell'): (
-        flax_nnx,
-        'OptimizedLSTMCell',
-        rnnzoo.LSTM,
-    ),
-    ('flax.nnx', 'GRUCell'): (flax_nnx, 'GRUCell', rnnzoo.GRU),
+}
+CASES |= {
+    (f'flax.{library}', name): (function, name, cls)
+    for library, function in (('linen', flax_linen), ('nnx', flax_nnx))
+    for name, cls in _FLAX.items()
+}
+CASES |= {
     ('FlashRNN', 'elman'): (flashrnn, 'elman', rnnzoo.Elman),
     ('FlashRNN', 'lstm'): (flashrnn, 'lstm', rnnzoo.LSTM),
     ('FlashRNN', 'gru'): (flashrnn, 'gru', rnnzoo.GRU),

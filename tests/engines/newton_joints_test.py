@@ -174,35 +174,21 @@ class NewtonJointsTest(parameterized.TestCase):
   # Before jax 0.11 there are no kernels, and so no parts.
   __test__ = abstract_gpu.RUNS
 
-  @parameterized.parameters(*FORGETFUL[1::5])
+  @parameterized.parameters(*FORGETFUL)
   @pytest.mark.slow
-  @pytest.mark.few(1)
+  @pytest.mark.few(2)
   def test_is_the_trajectory_of_scan(self, case):
-    self.is_the_trajectory_of_scan(case)
-
-  @parameterized.parameters(*FORGETFUL[2::5], *FORGETFUL[4::5])
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_are_the_trajectory_of_scan(self, case):
-    self.is_the_trajectory_of_scan(case)
-
-  @parameterized.parameters(*FORGETFUL[::5], *FORGETFUL[3::5])
-  @pytest.mark.exhaustive
-  def test_others_are_the_trajectory_of_scan(self, case):
-    self.is_the_trajectory_of_scan(case)
-
-  @pytest.mark.exhaustive
-  def test_over_auto_axes(self):
-    output = several_devices.run(self, 'joints_program')
-    self.assertEqual(output.count('the same, and nothing is sent'), 3)
-
-  def is_the_trajectory_of_scan(self, case):
     with on_gpu(self, case.fewest):
       (last, wanted), (final, found), report = run(case)
     self.assertFalse(report.fell_back)
     self.assertGreaterEqual(report.parts, 2)
     for a, b in zip((*found, *final), (*wanted, *last), strict=True):
       close(a, b)
+
+  @pytest.mark.exhaustive
+  def test_over_auto_axes(self):
+    output = several_devices.run(self, 'joints_program')
+    self.assertEqual(output.count('the same, and nothing is sent'), 3)
 
   @parameterized.parameters(
       Case('IndRNN', {**TANH, 'recurrent_range': (-20, 20)}, (1, 100, 8)),

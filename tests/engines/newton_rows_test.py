@@ -7,7 +7,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 import jax
-from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -246,20 +245,6 @@ class RowsTest(parameterized.TestCase):
       each = jax.value_and_grad(functools.partial(loss, run), (0, 1))
       gradients.append(reference.jit(jax.vmap(each, axes))(*given))
     self.assert_close(*gradients)
-
-  @pytest.mark.exhaustive
-  def test_rows_are_exported(self):
-    (run, _), state = layers('GRU', dtype='float32')
-    f = lambda state, x: jax.vmap(lambda x: run(state, x)[1])(x)
-    grad = jax.grad(lambda state, x: jnp.sum(jnp.sin(f(state, x))), 1)
-    shape = export.symbolic_shape(f'rows, batch, {TIME}, {IN}')
-    x = arrays('GRU')[0].astype(jnp.float32)
-    for function in (f, grad):
-      saved = export.export(reference.jit(function))(
-          state, jax.ShapeDtypeStruct(shape, jnp.float32)
-      )
-      wanted = reference.jit(function)(state, x)
-      np.testing.assert_allclose(saved.call(state, x), wanted, atol=1e-6)
 
   @pytest.mark.slow
   def test_no_rows(self):

@@ -26,22 +26,15 @@ class Numbers(parameterized.TestCase):
       self.assertIn(f'{name} is the same on 8 devices', output)
 
 
-class FewNumbersTest(Numbers):
+class NumbersTest(Numbers):
 
+  @pytest.mark.slow
+  def test_auto_axes(self):
+    self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
+
+  @parameterized.parameters('jit', 'shard_map')
   @pytest.mark.exhaustive
-  def test_minlstm(self):
-    self.assert_same('MinLSTM-jit-scan')
-
-
-class AllNumbers(Numbers):
-
-  def check_parts(self, *functions):
-    paths = ['scan', *['pallas'] * abstract_gpu.RUNS]
-    self.assert_same(
-        *(f'{each}-jit-{path}' for each in functions for path in paths)
-    )
-
-  def check(self, way):
+  def test_every_way(self, way):
     paths = ['scan', 'associative_scan', *['pallas'] * abstract_gpu.RUNS]
     names = [
         f'{function}-{way}-{path}'
@@ -50,30 +43,15 @@ class AllNumbers(Numbers):
     ]
     self.assert_same(*names, f'Stack-{way}-scan', f'Bidirectional-{way}-scan')
 
-
-@pytest.mark.slow
-class AllNumbersTest(AllNumbers):
-
-  @pytest.mark.exhaustive
-  def test_jit(self):
-    self.check('jit')
-
   @pytest.mark.exhaustive
   def test_parts_that_forget(self):
-    self.check_parts('forgetful', 'infinities')
-
-  def test_auto_axes(self):
-    self.assert_same('MinGRU-auto-scan', 'MinGRU-auto-associative_scan')
-
-
-@pytest.mark.exhaustive
-class EveryCombinationTest(AllNumbers):
-
-  def test_shard_map(self):
-    self.check('shard_map')
-
-  def test_parts_that_forget(self):
-    self.check_parts('every_forgetful', 'every_infinities')
+    self.assert_same(
+        *(
+            f'{function}-jit-{path}'
+            for function in ('forgetful', 'infinities')
+            for path in ('scan', *['pallas'] * abstract_gpu.RUNS)
+        )
+    )
 
 
 class KernelsTest(parameterized.TestCase):

@@ -25,7 +25,10 @@ LOCAL_BATCH = 5
 
 LAYERS = tuple(rnnzoo.LAYERS)
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
-FEW = ('LSTM-three-learned-scan',)
+NEWTON = (
+    'GRU-alone-learned-associative_scan',
+    'IndRNN-alone-learned-associative_scan',
+)
 
 # Of parameters, see tests/testing/split_program.py.
 LAYOUTS = ('heads', 'both', 'saved', 'auto')
@@ -76,26 +79,22 @@ class Numbers(parameterized.TestCase):
         self, name, *arguments, devices=devices, xla_flags=xla_flags
     )
 
-  def assert_same_in_shard_map(self, names):
+  def assert_same(self, program, devices, names, *before):
+    """Runs cases of a program, each of which prints a line."""
     printed = self.run_program(
-        'shard_map_program', 4, names, compilation.XLA_FLAGS
+        program, devices, [*before, *names], compilation.XLA_FLAGS
     )
     for name in names:
-      self.assertIn(f'{name} is the same on 4 devices', printed)
+      self.assertIn(f'{name} is the same on {devices} devices', printed)
+
+  def assert_same_in_shard_map(self, names):
+    self.assert_same('shard_map_program', 4, names)
 
   def assert_same_under_jit(self, kind, names):
-    printed = self.run_program(
-        'sharded_program', 8, [kind, *names], compilation.XLA_FLAGS
-    )
-    for name in names:
-      self.assertIn(f'{name} is the same on 8 devices', printed)
+    self.assert_same('sharded_program', 8, names, kind)
 
   def assert_same_split(self, layout, names):
-    printed = self.run_program(
-        'split_program', 8, [layout, *names], compilation.XLA_FLAGS
-    )
-    for name in names:
-      self.assertIn(f'{name} is the same with {layout}', printed)
+    self.assert_same('split_program', 8, names, layout)
 
 
 class DtypesTest(parameterized.TestCase):
@@ -321,97 +320,109 @@ class CarryErrorsTest(parameterized.TestCase):
         jax.eval_shape(run, x, carry)
 
 
-class FewNumbersTest(Numbers):
+class NumbersTest(Numbers):
 
+  @parameterized.parameters(
+      ('Explicit', 'stacks', 'parts of parts of time'),
+      ('Explicit', 'functions', 'sharded parameters'),
+      ('Auto', 'functions', 'sharded parameters'),
+  )
   @pytest.mark.slow
-  def test_stacks(self):
+  def test_public_functions(self, kind, group, last):
     printed = self.run_program(
-        'sharded_program', 8, ['Explicit', 'stacks'], compilation.XLA_FLAGS
+        'sharded_program', 8, [kind, group], compilation.XLA_FLAGS
     )
-    for name in (
-        *('norm', 'time_major', 'batch norm', 'dense', 'mixed', 'dropout'),
-        *('learned', 'slopes'),
-        'only x on the mesh, without jit',
-        'parts of parts of time',
-    ):
-      self.assertIn(f'{name} is the same on 8 devices', printed)
+    self.assertIn(f'{last} is the same on 8 devices', printed)
 
   @pytest.mark.slow
-  def test_jit_with_auto_axes(self):
-    names = FEW
-    if abstract_gpu.RUNS:
-      names += ('IndRNN-two-given-pallas', 'LSTM-two-given-pallas_carries')
+  def test_shard_map(self):
+    # All forms of one cell, and all cells in one form.
+    cases = sharded_cases.in_turn('LSTM')
+    names = [f'LSTM-{form}-{call}-scan' for form, call in cases]
+    names.append('MinGRU-bidirectional-learned-scan')
+    calls = itertools.cycle(sharded_cases.CALLS)
+    for layer, call in zip(LAYERS, calls, strict=False):
+      names.append(f'{layer}-alone-{call}-{sharded_cases.paths(layer)[-1]}')
+    self.assert_same_in_shard_map([*names, BLOCKS[0], NEWTON[0]])
+
+  @parameterized.parameters(*enumerate(('Explicit', 'Auto')))
+  @pytest.mark.slow
+  def test_jit(self, i, kind):
+    # Half of the layers with each kind; all forms are shown under shard_map.
+    call = WITH_CARRY[i].split('-')[1]
+    names = [f'LSTM-{WITH_CARRY[i]}-scan']
+    for layer in LAYERS[i::2]:
+      names.append(f'{layer}-alone-{call}-{sharded_cases.paths(layer)[-1]}')
+    if kind == 'Auto':
+      names.append('LSTM-three-learned-scan')
+    self.assert_same_under_jit(kind, [*names, BLOCKS[i], *NEWTON[i:]])
+
+  @pytest.mark.slow
+  def test_kernels_with_auto_axes(self):
+    if not abstract_gpu.RUNS:
+      return  # There are no kernels to run.
+    names = (
+        *('LSTM-two-given-pallas_carries', 'GRU-bidirectional-learned-pallas'),
+        *('SLSTM-two-given-pallas', 'AGRU-bidirectional-learned-pallas'),
+        *('IndRNN-two-given-pallas', 'MinGRU-bidirectional-learned-pallas'),
+    )
     self.assert_same_under_jit('Auto', names)
 
-
-@pytest.mark.slow
-class BlocksTest(Numbers):
-
-  def test_shard_map(self):
-    self.assert_same_in_shard_map(BLOCKS)
-
-  @parameterized.parameters('Explicit', 'Auto')
-  def test_jit(self, kind):
-    self.assert_same_under_jit(kind, BLOCKS)
-
-
-@pytest.mark.slow
-class NewtonTest(Numbers):
-
-  NAMES = (
-      'GRU-alone-learned-associative_scan',
-      'IndRNN-two-learned-associative_scan',
-  )
-
-  def test_shard_map(self):
-    self.assert_same_in_shard_map(self.NAMES)
-
-  @parameterized.parameters('Explicit', 'Auto')
-  def test_jit(self, kind):
-    self.assert_same_under_jit(kind, self.NAMES)
+  @parameterized.parameters(*LAYERS)
+  @pytest.mark.exhaustive
+  def test_everything(self, layer):
+    paths = sharded_cases.paths(layer)
+    self.assert_same_in_shard_map(
+        [
+            f'{layer}-{form}-{call}-{path}'
+            for form, call in sharded_cases.in_turn(layer)
+            for path in paths
+        ]
+    )
+    for kind in ('Explicit', 'Auto'):
+      if kind == 'Auto' and abstract_gpu.RUNS:
+        paths += ('pallas',)
+      self.assert_same_under_jit(
+          kind, [f'{layer}-{f}-{path}' for f in WITH_CARRY for path in paths]
+      )
 
 
 class PartialManualTest(Numbers):
   """Inside a user's `jax.shard_map` over one of two mesh axes."""
 
-  def assert_same_in_partial_shard_map(self, names):
-    printed = self.run_program(
-        'partial_manual_program', 4, names, compilation.XLA_FLAGS
-    )
-    for name in names:
-      self.assertIn(f'{name} is the same on 4 devices', printed)
-
   @pytest.mark.slow
-  def test_few(self):
-    self.assert_same_in_partial_shard_map(
-        ('linear_scan-scan-Explicit', 'LSTM-scan-Explicit')
+  def test_cases(self):
+    names = (
+        *('linear_scan-scan-Explicit-vma', 'linear_scan-scan-Auto-free'),
+        'linear_scan-associative_scan-Explicit-free',
+        *('LSTM-scan-Explicit-vma', 'LSTM-None-Auto-free'),
+        *('Stack-None-Explicit-free', 'MinGRU-associative_scan-Explicit-vma'),
     )
-
-  @pytest.mark.slow
-  def test_more(self):
-    self.assert_same_in_partial_shard_map(
-        (
-            *('linear_scan-None-Explicit', 'linear_scan-scan-Auto'),
-            *('LSTM-None-Auto', 'Stack-None-Explicit'),
-            'linear_scan-associative_scan-Explicit',
-            'MinGRU-associative_scan-Explicit',
-        )
-    )
+    self.assert_same('partial_manual_program', 4, names)
 
 
 class MappedTest(Numbers):
   """Rows of `jax.vmap` over an Explicit axis of a mesh."""
 
-  def check(self, layer, names):
-    printed = self.run_program(
-        'mapped_program', 8, [layer, *names], compilation.XLA_FLAGS
-    )
-    for name in names:
-      self.assertIn(f'{name} is the same on 8 devices', printed)
-
   @pytest.mark.slow
   def test_newton(self):
-    self.check('GRU', ['rows_and_batch'])
+    # An axis in both places at once finds what either place alone would.
+    ways = {
+        'GRU': ('rows_and_batch', 'gradient_both', 'nested'),
+        'IndRNN': (
+            *('batch', 'gradient_batch', 'gradients'),
+            *('shared', 'tangent', 'in_shard_map'),
+        ),
+    }
+    names = [f'{layer}:{way}' for layer in ways for way in ways[layer]]
+    self.assert_same('mapped_program', 8, names)
+
+  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
+  @pytest.mark.exhaustive
+  def test_newton_in_every_way(self, layer):
+    self.assert_same(
+        'mapped_program', 8, [f'{layer}:{way}' for way in WAYS_OF_ROWS]
+    )
 
   @parameterized.parameters('LSTM', 'MinGRU')
   def test_gradients_by_scan(self, layer):
@@ -427,68 +438,6 @@ class MappedTest(Numbers):
       each = jax.vmap(jax.grad(loss), (0, None))
       for gradient in jax.tree.leaves(jax.eval_shape(each, states, x)):
         self.assertEqual(gradient.sharding.spec[0], 'a')
-
-  @parameterized.parameters(
-      ('LSTM', WAYS_OF_ROWS),
-      ('AGRU', ('rows_and_batch', 'gradient_both', 'nested')),
-      ('IndRNN', ('batch', 'gradient_batch', 'shared', 'in_shard_map')),
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_newton_in_many_ways(self, layer, ways):
-    self.check(layer, ways)
-
-  @parameterized.parameters('AGRU', 'IndRNN')
-  @pytest.mark.exhaustive
-  def test_newton_in_every_way(self, layer):
-    self.check(layer, WAYS_OF_ROWS)
-
-
-@pytest.mark.slow
-class AroundKernelsTest(Numbers):
-
-  @parameterized.parameters(*enumerate(WITH_CARRY))
-  def test_auto_axes(self, index, form):
-    if not abstract_gpu.RUNS:
-      return  # There are no kernels to run.
-    # One of the forms a layer; the next layer has the other.
-    layers = LAYERS[index::2]
-    names = [f'{layer}-{form}-pallas' for layer in layers]
-    self.assert_same_under_jit('Auto', names)
-
-
-@pytest.mark.slow
-class AllNumbersTest(Numbers):
-
-  @parameterized.parameters('Explicit', 'Auto')
-  def test_functions(self, kind):
-    printed = self.run_program(
-        'sharded_program', 8, [kind, 'functions'], compilation.XLA_FLAGS
-    )
-    self.assertIn('sharded parameters is the same on 8 devices', printed)
-
-  # Half of the layers in a program: its start takes longer than a layer.
-  @parameterized.parameters(0, 1)
-  def test_shard_map(self, half):
-    names = []
-    for layer in LAYERS[half::2]:
-      for form, call in sharded_cases.in_turn(layer):
-        for path in sharded_cases.paths(layer):
-          names.append(f'{layer}-{form}-{call}-{path}')
-    self.assert_same_in_shard_map(names)
-
-  @parameterized.product(
-      half=(0, 1),
-      way=tuple(zip(('Explicit', 'Auto'), WITH_CARRY, strict=True)),
-  )
-  @pytest.mark.few(2)
-  def test_jit(self, half, way):
-    # All forms are shown under shard_map.
-    kind, form = way
-    names = []
-    for layer in LAYERS[half::2]:
-      names += [f'{layer}-{form}-{path}' for path in sharded_cases.paths(layer)]
-    self.assert_same_under_jit(kind, names)
 
 
 class SplitTest(Numbers):
@@ -758,15 +707,7 @@ class FlagsTest(parameterized.TestCase):
     self.assertIsNotNone(y.sharding.spec[0])
 
 
-class TwoLevelsTest(Kernels):
-
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_two_levels(self, layer):
-    self.assert_sums_gradients_of_parameters_only(
-        sharded_cases.Case(layer, 'two', 'plain', 'pallas')
-    )
+class AllKernelsTest(Kernels):
 
   @parameterized.parameters('LSTM', 'IndRNN')
   @pytest.mark.slow
@@ -775,21 +716,10 @@ class TwoLevelsTest(Kernels):
         sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
     )
 
-
-class AllKernelsTest(Kernels):
-
-  @parameterized.parameters(*LAYERS[::2])
+  @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
   @pytest.mark.few(2)
-  def test_half(self, layer):
-    self.check_all(layer)
-
-  @parameterized.parameters(*LAYERS[1::2])
-  @pytest.mark.exhaustive
-  def test_the_other_half(self, layer):
-    self.check_all(layer)
-
-  def check_all(self, layer):
+  def test_every_form(self, layer):
     for form, call in sharded_cases.in_turn(layer):
       with self.subTest(f'{form} {call}'):
         self.assert_sums_gradients_of_parameters_only(

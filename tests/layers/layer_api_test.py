@@ -110,6 +110,7 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(3)
   @pytest.mark.slow
   def test_time_major(self, variant):
     carry, y = runs(variant)['time_major']
@@ -282,7 +283,7 @@ class CarryGradientTest(parameterized.TestCase):
     self.assertGreater(np.abs(d_layer.learned_carry[0][...]).max(), 0)
 
   @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
-  @pytest.mark.few(4)
+  @pytest.mark.few(2)
   @pytest.mark.slow
   def test_reset_stops_what_is_not_finite(self, variant, what):
     layer = make(variant)

@@ -4,6 +4,7 @@ The suite iterates over `rnnzoo.LAYERS`, so a new layer is covered by its entry
 there. What is compared is in comparison.py.
 """
 
+import functools
 import itertools
 from unittest import mock
 
@@ -52,8 +53,13 @@ OPTIONS = {
 }
 
 
+@functools.cache
+def _abstract(cls, options):
+  return comparison.abstract(comparison.Case(cls, dict(options)))
+
+
 def abstract(cls, **options):
-  return comparison.abstract(comparison.Case(cls, options))
+  return _abstract(cls, tuple(options.items()))
 
 
 def variants(layers):

@@ -67,11 +67,9 @@ def seq2seq(attention, source, lengths, target):
   state, logits = model.step(
       memory, model.initial_carry(memory), target[..., 0]
   )
-  decode = lambda beams: model.decode(
-      source, lengths, max_length=4, num_beams=beams
-  )
+  decoded = model.decode(source, lengths, max_length=4, num_beams=2)
   given = model(source, target, source_lengths=lengths)
-  return given, chosen, state, logits, decode(1), decode(2)
+  return given, chosen, state, logits, decoded
 
 
 def language_model(tokens):
@@ -140,8 +138,7 @@ class LeadingAxesTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_verify(self):
     layer = random_layers.make('GRU', FEATURES, 4)
-    want = rnnzoo.verify(layer, X[:1])
-    self.assertEqual(rnnzoo.verify(layer, X[0]), want)
+    want = rnnzoo.verify(layer, X[0])
     self.assertEqual(rnnzoo.verify(layer, X[:1, None]), want)
 
 

@@ -142,8 +142,6 @@ class NumpyScalarsTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.LSTM, 'forget_bias'),
       (rnnzoo.AntisymmetricRNN, 'epsilon'),
-      (rnnzoo.AntisymmetricRNN, 'gamma'),
-      (rnnzoo.AntisymmetricRNN, 'recurrent_scale'),
       (rnnzoo.IRevRNN, 'inner_scale'),
       (rnnzoo.IndRNN, 'max_abs'),
   )

@@ -159,17 +159,17 @@ class Seq2SeqTest(parameterized.TestCase):
       ('encoder', 'a GRU', 'encoder must be a layer or a stack'),
       (
           'decoder',
-          rnnzoo.GRU(5, 6, rngs=nnx.Rngs(0)),
+          functools.partial(rnnzoo.GRU, 5, 6),
           'more than 5 in_features',
       ),
       (
           'decoder',
-          rnnzoo.Bidirectional(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
+          functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU, 9, 6),
           'must be a recurrent layer or a stack of these',
       ),
       (
           'decoder',
-          rnnzoo.DenseStack(rnnzoo.GRU, 9, 6, rngs=nnx.Rngs(0)),
+          functools.partial(rnnzoo.DenseStack, rnnzoo.GRU, 9, 6),
           'must be a recurrent layer or a stack of these.*DenseStack',
       ),
       ('dropout_rate', 1.5, r'dropout_rate must be in \[0, 1\), got 1.5'),
@@ -184,7 +184,9 @@ class Seq2SeqTest(parameterized.TestCase):
         'encoder': rnnzoo.GRU(4, 5, rngs=rngs),
         'decoder': rnnzoo.GRU(9, 6, rngs=rngs),
     }
-    options[name] = given
+    # Not made where tests are collected.
+    is_made_here = isinstance(given, functools.partial)
+    options[name] = given(rngs=rngs) if is_made_here else given
     with self.assertRaisesRegex(ValueError, message):
       models.Seq2Seq(
           **options, num_source_tokens=4, num_target_tokens=4, rngs=rngs

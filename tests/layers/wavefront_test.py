@@ -155,22 +155,6 @@ class WavefrontTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (rnnzoo.LSTM, (20, 16), 3, 2, {'reset': True, 'seq_lengths': True}),
-      (
-          rnnzoo.GRU,
-          (8, 8),
-          2,
-          3,
-          {'time_major': True, 'mask': True, 'residual': True, 'norm': 'layer'},
-      ),
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_agrees_with_layers_in_turn(
-      self, layer, sizes, num_layers, parts, options
-  ):
-    self.agrees(layer, sizes, num_layers, parts, **options)
-
-  @parameterized.parameters(
       (rnnzoo.LSTM, (5, 16), 3, 4, {'num_heads': 2, 'carry': True}),
       # The last part is shorter.
       (rnnzoo.GRU, (8, 8), 2, 5, {'reverse': True, 'reset': True}),
@@ -192,10 +176,19 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.SLSTM, (8, 16), 4, 4, {'num_heads': 4, 'steps': 11}),
       # More layers than run at the same time, and parts of one step.
       (rnnzoo.Elman, (8, 8), 5, 6, {'steps': 6, 'reverse': True}),
+      (
+          rnnzoo.GRU,
+          (8, 8),
+          2,
+          3,
+          {'time_major': True, 'mask': True, 'residual': True, 'norm': 'layer'},
+      ),
   )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_more_agree(self, layer, sizes, num_layers, parts, options):
+  @pytest.mark.few(2)
+  def test_agrees_with_layers_in_turn(
+      self, layer, sizes, num_layers, parts, options
+  ):
     self.agrees(layer, sizes, num_layers, parts, **options)
 
   @parameterized.parameters('float32', 'bfloat16')
@@ -281,34 +274,28 @@ class WavefrontTest(parameterized.TestCase):
     # Three layers, then two.
     self.assertEqual(levels, [1, 2, 3, 3, 2, 1, 1, 2, 2, 2, 1])
 
-  @pytest.mark.slow
-  def test_around_the_kernels(self):
-    self.agrees_by_loops(
-        rnnzoo.LSTM, parts=2, num_heads=2, reset=True, carry=True
-    )
-
   @parameterized.parameters(
-      (rnnzoo.GRU, {'time_major': True, 'mask': True, 'reverse': True}),
+      (rnnzoo.LSTM, {'num_heads': 2, 'reset': True, 'carry': True, 'parts': 2}),
       (rnnzoo.GRU, {'steps': 11}),
       (rnnzoo.AGRU, {'num_heads': 2, 'reset': True}),
       # Heads are padded to 8 units.
       (rnnzoo.LSTM, {'num_heads': 4, 'num_layers': 3}),
+      (rnnzoo.GRU, {'time_major': True, 'mask': True, 'reverse': True}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_more_around_the_kernels(self, layer, options):
-    self.agrees_by_loops(layer, **options)
-
-  def agrees_by_loops(self, layer, parts=4, num_layers=2, **options):
+  @pytest.mark.few(2)
+  def test_around_the_kernels(self, layer, options):
     with dense_loops.imitated(self):
       if not abstract_gpu.RUNS:
         devices.current()
       runs = jax.jit(
           paths.run_levels, static_argnames=('cell', 'call', 'implementation')
       )
-      options = {'implementation': 'pallas', **options}
+      options = {'num_layers': 2, 'parts': 4, **options}
       with mock.patch.object(choice, '_STEPS_OF_WAVEFRONT', 10**6):
-        self.agrees(layer, (6, 16), num_layers, parts, runs=runs, **options)
+        self.agrees(
+            layer, (6, 16), runs=runs, implementation='pallas', **options
+        )
 
   @parameterized.parameters(
       # As many as fit at once.

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import rnnzoo
 from tests.testing import reference
 
 
@@ -77,6 +78,41 @@ def named(cases: Iterable[Case]) -> Iterator[tuple[str, Case]]:
   """Yields names and cases, for `parameterized.named_parameters`."""
   for case in cases:
     yield case.name, case
+
+
+def table(case: Any, text: str) -> tuple[Case, ...]:
+  """Returns cases, one a line, such as 'LSTM 3x7x64 float16 reset num_heads=2'.
+
+  Args:
+    case: makes one, such as `Case` with defaults.
+    text: lines of a layer's name, its sizes, and words for all that is not by
+      default: a dtype, flags, and options, `in_features` or `keep` with values.
+      Lines that begin with # are comments.
+  """
+  found = []
+  for line in text.strip().splitlines():
+    if line.strip().startswith('#'):
+      continue
+    name, sizes, *words = line.split()
+    fields = {'sizes': tuple(map(int, sizes.split('x')))}
+    options = {}
+    for word in words:
+      key, equals, value = word.partition('=')
+      if not equals:
+        fields |= {word: True} if hasattr(Case, word) else {'dtype': word}
+      elif key == 'in_features':
+        fields[key] = int(value)
+      elif key == 'keep':
+        fields['path'] = rnnzoo.Pallas(keep=value)
+      else:
+        options[key] = _VALUES.get(value, value)
+        if value.replace('.', '').isdigit():
+          options[key] = float(value) if '.' in value else int(value)
+    found.append(case(rnnzoo.LAYERS[name], options, **fields))
+  return tuple(found)
+
+
+_VALUES = {'True': True, 'False': False}
 
 
 def abstract(case, **options):

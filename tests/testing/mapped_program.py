@@ -1,9 +1,10 @@
 """Rows of `jax.vmap` over devices, on eight that a CPU pretends to be.
 
-Its arguments are cases by name. Each prints a line once 'associative_scan' on
-all devices equals 'scan' on one.
+Its arguments are cases, each LAYER:WAY. Each prints a line once
+'associative_scan' on all devices equals 'scan' on one.
 """
 
+import functools
 import sys
 
 from flax import nnx
@@ -93,14 +94,16 @@ def cases(name):
   }
 
 
-def main(layer, names):
+def main(names):
   if jax.device_count() != DEVICES:
     raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
   jax.config.update('jax_enable_x64', True)
   mesh = jax.make_mesh((4, 2), ('a', 'b'))
-  known = cases(layer)
+  find = functools.cache(cases)
   for name in names:
-    function, *given = known[name]
+    layer, way = name.split(':')
+    known = find(layer)
+    function, *given = known[way]
 
     def run(path, arrays, function=function):
       return reference.jit(lambda *arrays: function(path, *arrays))(*arrays)
@@ -109,7 +112,7 @@ def main(layer, names):
       put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
       got = run('associative_scan', [put(x, spec) for x, spec in given])
     whole = [x for x, _ in given]
-    if name == 'in_shard_map':
+    if way == 'in_shard_map':
       function, _, _ = known['gradients']
       want = run('scan', whole, function)[0]
     else:
@@ -120,4 +123,4 @@ def main(layer, names):
 
 
 if __name__ == '__main__':
-  main(sys.argv[1], sys.argv[2:])
+  main(sys.argv[1:])

@@ -230,7 +230,7 @@ def main(kind, names):
       run(name, layout, mesh)
     if sum(' is gathered ' in text for text in said) != warnings:
       raise AssertionError(f'{name}: warnings {said}.')
-    print(f'{name} is the same with {kind}')
+    print(f'{name} is the same on {DEVICES} devices')
 
 
 if __name__ == '__main__':

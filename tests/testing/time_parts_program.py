@@ -4,11 +4,10 @@
 
 A case is FUNCTION-WAY-IMPLEMENTATION. FUNCTION is 'linear_scan', 'forgetful',
 which has parts that forget all that is before them, 'infinities', or one of
-`LAYERS`; 'every_forgetful' and 'every_infinities' have all combinations. WAY
-is 'jit', where types say how x is sharded, 'auto', where XLA knows, or
-'shard_map'. It prints a line for each case whose results and gradients equal
-those of one device. But for 'auto', the compiled program sends nothing but
-maps, flags and sums of parameters' gradients.
+`LAYERS`. WAY is 'jit', where types say how x is sharded, 'auto', where XLA
+knows, or 'shard_map'. It prints a line for each case whose results and
+gradients equal those of one device. But for 'auto', the compiled program sends
+nothing but maps, flags and sums of parameters' gradients.
 """
 
 import contextlib
@@ -86,21 +85,20 @@ def linear_scan(implementation, axis_name):
   return loss, {}, data | {'reset': reset}, specs
 
 
-def in_turn(every, *groups):
-  """Returns every combination of choices, or half of them.
+def in_turn(*groups):
+  """Returns the combinations of choices whose indices have an even sum.
 
-  Those of the half have indices of an even sum. Of three groups of two choices
-  or more, it has every pair.
+  Of three groups of two choices or more, they have every pair.
   """
   found = itertools.product(*(enumerate(group) for group in groups))
   return [
       tuple(choice for _, choice in combination)
       for combination in found
-      if every or sum(i for i, _ in combination) % 2 == 0
+      if sum(i for i, _ in combination) % 2 == 0
   ]
 
 
-def forgetful(implementation, axis_name, every=False):
+def forgetful(implementation, axis_name):
   """Like `linear_scan`: parts of 64 steps that forget after 4, 32 or never."""
   rng = np.random.default_rng(5)
   size = B, 64 * MESH[1], F
@@ -124,7 +122,7 @@ def forgetful(implementation, axis_name, every=False):
     total = 0
     owns = a, 2.0**-80 * a, 2.0**-12 * a, mixed, -mixed
     resets = None, data['reset']
-    for own, reverse, reset in in_turn(every, owns, (False, True), resets):
+    for own, reverse, reset in in_turn(owns, (False, True), resets):
       h = scan(own, data['b'], reverse=reverse, reset=reset)
       total += jnp.sum(jnp.sin(h))
     for reverse in (False, True):
@@ -143,7 +141,7 @@ def forgetful(implementation, axis_name, every=False):
   return loss, {}, data | {'reset': reset}, specs | {'h0': P('data')}
 
 
-def infinities(implementation, axis_name, every=False):
+def infinities(implementation, axis_name):
   """Parts of 8 steps with infinities, and sums of where h is none."""
   rng = np.random.default_rng(6)
   size = B, 8 * MESH[1], F
@@ -178,9 +176,7 @@ def infinities(implementation, axis_name, every=False):
     total = 0
     # Parts that remember and whose product underflows, that forget, and both.
     owns = 2.0**-12 * a, 2.0**-80 * a, mixed
-    for own, reverse, flags in in_turn(
-        every, owns, (False, True), (None, reset)
-    ):
+    for own, reverse, flags in in_turn(owns, (False, True), (None, reset)):
       h = rnnzoo.linear_scan(
           own,
           b,
@@ -272,11 +268,8 @@ def run(name: str) -> None:
       'linear_scan': linear_scan,
       'forgetful': forgetful,
       'infinities': infinities,
-      'every_forgetful': functools.partial(forgetful, every=True),
-      'every_infinities': functools.partial(infinities, every=True),
   }
-  every = function.startswith('every_')
-  forgets = function.removeprefix('every_') in ('forgetful', 'infinities')
+  forgets = function in ('forgetful', 'infinities')
   make = made.get(function, functools.partial(layer, function))
   oracle = 'scan' if implementation == 'pallas' else implementation
   loss, params, data, specs = make(oracle, None)
@@ -314,7 +307,7 @@ def run(name: str) -> None:
   if way != 'auto':
     sent = devices_program.collectives(program.as_text())
     if forgets:  # A second run has an exchange of its own.
-      check_sent(sent, params, calls=28 if every else 16, in_branches=True)
+      check_sent(sent, params, calls=16, in_branches=True)
     else:
       check_sent(sent, params, calls=4)
   print(f'{name} is the same on 8 devices')

@@ -25,134 +25,45 @@ H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 LAUNCH = re.compile(r'custom_call @mosaic_gpu')
 aval = jax.ShapeDtypeStruct
 
-CLIP = {'recurrent_gradient_clip': 1.0}
-STOP = {'stop_recurrent_gradient': True}
-GATED = {'gated': True}
 heads = lambda n: {'num_heads': n}
 case = functools.partial(comparison.Case, path='pallas')
 
 # Heads of up to 64 units (of A-GRU in 16 bits 128) are one CTA's, those of up
 # to 512 a cluster's, and larger ones are a cluster's or spread over the GPU.
-LAYERS = (
-    case(rnnzoo.LSTM, sizes=(3, 13, 8), reset=True, mask=True),
-    case(
-        rnnzoo.LSTM, heads(2), dtype='bfloat16', sizes=(16, 5, 48), reverse=True
-    ),
-    case(
-        rnnzoo.GRU,
-        dtype='float16',
-        sizes=(1, 1, 40),
-        lengths=True,
-        time_major=True,
-    ),
-    case(rnnzoo.GRU, heads(4), sizes=(64, 3, 256), reset=True, reverse=True),
-    case(
-        rnnzoo.SLSTM,
-        heads(3),
-        dtype='bfloat16',
-        sizes=(3, 5, 15),
-        mask=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.AGRU, sizes=(3, 13, 24), reset=True, lengths=True, reverse=True
-    ),
-    case(
-        rnnzoo.Elman,
-        {'activation': 'relu'},
-        dtype='float16',
-        sizes=(16, 13, 64),
-        mask=True,
-    ),
-    case(rnnzoo.AntisymmetricRNN, sizes=(3, 13, 12), time_major=True),
-    case(rnnzoo.LSTM, STOP, sizes=(3, 13, 64), reset=True),
-    case(
-        rnnzoo.SLSTM,
-        {'use_bias': False},
-        sizes=(3, 5, 384),
-        reset=True,
-        lengths=True,
-    ),
-    case(
-        rnnzoo.AGRU,
-        dtype='bfloat16',
-        sizes=(16, 5, 128),
-        reset=True,
-        time_major=True,
-    ),
-    case(rnnzoo.Elman, sizes=(3, 13, 200), reverse=True),
-    case(
-        rnnzoo.LSTM,
-        CLIP,
-        dtype='float16',
-        sizes=(64, 5, 256),
-        lengths=True,
-        reverse=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.AntisymmetricRNN,
-        GATED,
-        dtype='bfloat16',
-        sizes=(64, 3, 256),
-        reset=True,
-        mask=True,
-    ),
-    case(rnnzoo.GRU, CLIP, sizes=(1, 13, 512), mask=True),
-    case(rnnzoo.AGRU, STOP, dtype='float16', sizes=(1, 5, 500), reverse=True),
-    case(
-        rnnzoo.Elman,
-        dtype='bfloat16',
-        sizes=(16, 5, 512),
-        reset=True,
-        lengths=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.SLSTM, heads(2), dtype='bfloat16', sizes=(3, 1, 1536), reset=True
-    ),
-    case(
-        rnnzoo.AGRU,
-        CLIP,
-        sizes=(3, 3, 768),
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.AntisymmetricRNN,
-        GATED,
-        dtype='float16',
-        sizes=(1, 5, 1024),
-        time_major=True,
-    ),
-    case(
-        rnnzoo.GRU,
-        STOP,
-        dtype='bfloat16',
-        sizes=(16, 5, 1024),
-        mask=True,
-        time_major=True,
-    ),
-    case(rnnzoo.LSTM, sizes=(16, 3, 768)),
-    case(rnnzoo.AGRU, dtype='bfloat16', sizes=(5, 3, 600), reset=True),
+LAYERS = comparison.table(
+    case,
+    """
+    LSTM 3x13x8 reset mask
+    LSTM 16x5x48 bfloat16 reverse num_heads=2
+    GRU 1x1x40 float16 lengths time_major
+    GRU 64x3x256 reset reverse num_heads=4
+    SLSTM 3x5x15 bfloat16 mask time_major num_heads=3
+    AGRU 3x13x24 reset lengths reverse
+    Elman 16x13x64 float16 mask activation=relu
+    AntisymmetricRNN 3x13x12 time_major
+    LSTM 3x13x64 reset stop_recurrent_gradient=True
+    SLSTM 3x5x384 reset lengths use_bias=False
+    AGRU 16x5x128 bfloat16 reset time_major
+    Elman 3x13x200 reverse
+    LSTM 64x5x256 float16 lengths reverse time_major recurrent_gradient_clip=1.0
+    AntisymmetricRNN 64x3x256 bfloat16 reset mask gated=True
+    GRU 1x13x512 mask recurrent_gradient_clip=1.0
+    AGRU 1x5x500 float16 reverse stop_recurrent_gradient=True
+    Elman 16x5x512 bfloat16 reset lengths time_major
+    SLSTM 3x1x1536 bfloat16 reset num_heads=2
+    AGRU 3x3x768 reset lengths reverse recurrent_gradient_clip=1.0
+    AntisymmetricRNN 1x5x1024 float16 time_major gated=True
+    GRU 16x5x1024 bfloat16 mask time_major stop_recurrent_gradient=True
+    LSTM 16x3x768
+    AGRU 5x3x600 bfloat16 reset
     # Operands go straight to registers.
-    case(rnnzoo.LSTM, dtype='bfloat16', sizes=(16, 5, 2048)),
-    case(
-        rnnzoo.GRU,
-        dtype='float16',
-        sizes=(31, 5, 2000),
-        reset=True,
-        lengths=True,
-        reverse=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.LSTM, dtype='bfloat16', sizes=(5, 1, 1544), reset=True, mask=True
-    ),
+    LSTM 16x5x2048 bfloat16
+    GRU 31x5x2000 float16 reset lengths reverse time_major
+    LSTM 5x1x1544 bfloat16 reset mask
     # Without flags nothing at all comes back to h.
-    case(rnnzoo.LSTM, STOP, dtype='bfloat16', sizes=(16, 5, 64)),
-    case(rnnzoo.Elman, STOP, dtype='bfloat16', sizes=(16, 5, 768)),
+    LSTM 16x5x64 bfloat16 stop_recurrent_gradient=True
+    Elman 16x5x768 bfloat16 stop_recurrent_gradient=True
+    """,
 )
 
 

@@ -88,6 +88,9 @@ def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
 
 class CutsTest(parameterized.TestCase):
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   def check(self, plan):
     config, shape = plan.config, plan.shape
     products = plan.products(config)
@@ -140,8 +143,6 @@ class CutsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(5)
   def test_fits(self, cell, size):
-    if not abstract_gpu.RUNS:
-      return
     found = set()
     for dtype, batch in itertools.product(('float32', 'bfloat16'), BATCHES):
       for heads in (1, 4) if size < 512 else (1,):
@@ -164,8 +165,6 @@ class CutsTest(parameterized.TestCase):
       ('FiveGates', 600, 256, 'cluster', 4),
   )
   def test_exchange(self, cell, size, batch, expected, heads=1):
-    if not abstract_gpu.RUNS:
-      return
     plan = plans(CELLS[cell], 'bfloat16', batch, heads, size, save=True)[0]
     self.assertEqual(plan.config.exchange, expected)
 
@@ -176,8 +175,6 @@ class CutsTest(parameterized.TestCase):
   )
   @pytest.mark.few(5)
   def test_large_heads(self, cell, size, batch):
-    if not abstract_gpu.RUNS:
-      return
     for options in ({'save': True}, {'adjoint': True}):
       for plan in plans(CELLS[cell], 'bfloat16', batch, 1, size, **options):
         self.assertEqual(self.check(plan), 'device')
@@ -189,8 +186,6 @@ class CutsTest(parameterized.TestCase):
 
   @parameterized.parameters(('LSTM', 16, 2048), ('LSTM', 32, 1536))
   def test_large_heads_in_one_piece(self, cell, batch, size):
-    if not abstract_gpu.RUNS:
-      return
     for options in ({'save': True}, {'adjoint': True}):
       found = plans(CELLS[cell], 'bfloat16', batch, 1, size, **options)
       self.assertLen(found, 1)
@@ -202,14 +197,10 @@ class CutsTest(parameterized.TestCase):
       ('LSTM', 'bfloat16', 1, 2048, 120),
   )
   def test_larger_heads_are_refused(self, cell, dtype, batch, size, cores):
-    if not abstract_gpu.RUNS:
-      return
     with self.assertRaisesRegex(NotImplementedError, f'1 heads of {size}'):
       plans(CELLS[cell], dtype, batch, 1, size, cores=cores)
 
   def test_other_recurrences_stay(self):
-    if not abstract_gpu.RUNS:
-      return
     for cell, heads, size in (('Elman', 1, 1536), ('LSTM', 1, 1528)):
       plan = plans(CELLS[cell], 'bfloat16', 16, heads, size, save=True)[0]
       self.assertFalse(plan.config.direct)
@@ -222,8 +213,6 @@ class CutsTest(parameterized.TestCase):
       ('AGRU', False, 'cluster', 8),
   )
   def test_float32_is_resident_at_once(self, cell, adjoint, exchange, cluster):
-    if not abstract_gpu.RUNS:
-      return
     (plan,) = plans(CELLS[cell], 'float32', 128, 1, 256, adjoint=adjoint)
     self.check(plan)
     self.assertEqual(plan.config.exchange, exchange)
@@ -231,8 +220,6 @@ class CutsTest(parameterized.TestCase):
 
   @parameterized.product(cores=(16, 78, 100, 120, 148), size=(24, 40, 72, 200))
   def test_fits_other_devices(self, cores, size):
-    if not abstract_gpu.RUNS:
-      return
     for batch in range(8, 520, 40):
       for plan in plans(CELLS['GRU'], 'float32', batch, 1, size, cores=cores):
         shape, config = plan.shape, plan.config
@@ -269,6 +256,9 @@ def ways(first_bytes, size):
 
 class TilesTest(parameterized.TestCase):
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   def tile(self, units, columns, size):
     """Returns a function (column, unit) -> byte, and the bytes of a tile."""
     config = cut.Config(
@@ -281,8 +271,6 @@ class TilesTest(parameterized.TestCase):
       units=(*range(8, 72, 8), 104, 128), columns=(4, 8, 16, 64), size=(2, 4)
   )
   def test_places_are_distinct(self, units, columns, size):
-    if not abstract_gpu.RUNS:
-      return
     place, total = self.tile(units, columns, size)
     column, unit = np.indices((columns, units))
     at = place(column, unit)
@@ -298,8 +286,6 @@ class TilesTest(parameterized.TestCase):
 
   @parameterized.product(units=(*range(8, 72, 8), 104, 128), size=(2, 4))
   def test_banks(self, units, size):
-    if not abstract_gpu.RUNS:
-      return
     place, _ = self.tile(units, 16, size)
     most = {'fragment': 0, 'octet': 0, 'chunk': 0}
 

@@ -27,86 +27,44 @@ KERNEL = re.compile(r'mosaic_gpu\w*')
 aval = jax.ShapeDtypeStruct
 
 case = functools.partial(comparison.Case, path='pallas')
-POSITIVE, TANH = {'candidate': 'positive'}, {'activation': 'tanh'}
 LAYERS = (
-    case(rnnzoo.MinGRU, sizes=(2, 40, 256)),
-    case(
-        rnnzoo.MinGRU,
-        POSITIVE,
-        dtype='bfloat16',
-        sizes=(2, 4096, 130),
-        reset=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.MinGRU,
-        {'use_bias': False},
-        dtype='float16',
-        sizes=(128, 100, 8),
-        time_major=True,
-    ),
-    case(
-        rnnzoo.MinLSTM,
-        dtype='bfloat16',
-        sizes=(2, 40, 256),
-        reset=True,
-        lengths=True,
-    ),
-    case(
-        rnnzoo.MinLSTM,
-        POSITIVE,
-        sizes=(1, 4096, 8),
-        lengths=True,
-        time_major=True,
-    ),
-    case(rnnzoo.MinLSTM, dtype='float16', sizes=(512, 100, 512), reverse=True),
-    case(
-        rnnzoo.IndRNN,
-        sizes=(2, 40, 130),
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
-    case(rnnzoo.IndRNN, TANH, dtype='bfloat16', sizes=(2, 4096, 256)),
-    case(
-        rnnzoo.IndRNN, TANH, dtype='float16', sizes=(2, 1, 7), time_major=True
-    ),
-    case(rnnzoo.IRevRNN, sizes=(2, 40, 256), lengths=True),
-    case(
-        rnnzoo.IRevRNN,
-        dtype='bfloat16',
-        sizes=(2, 40, 130),
-        reset=True,
-        reverse=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.IRevRNN,
-        {'inner_steps': 1, 'activation': 'tanh', 'inner_activation': 'sigmoid'},
-        dtype='float16',
-        sizes=(2, 13, 8),
-    ),
-    case(
-        rnnzoo.IRevRNN,
-        {'activation': 'sigmoid', 'inner_activation': 'relu'},
-        sizes=(2, 13, 8),
-        reset=True,
-    ),
-    case(
-        rnnzoo.LSTM,
-        {'num_heads': 8},
-        dtype='bfloat16',
-        sizes=(2, 13, 8),
-        reset=True,
-    ),
-    case(rnnzoo.GRU, {'num_heads': 8}, sizes=(2, 13, 8), lengths=True),
-    case(
-        rnnzoo.SLSTM,
-        {'num_heads': 8},
-        sizes=(2, 13, 8),
-        reset=True,
-        reverse=True,
-    ),
+    comparison.table(
+        case,
+        """
+    MinGRU 2x40x256
+    MinGRU 2x4096x130 bfloat16 reset reverse candidate=positive
+    MinGRU 128x100x8 float16 time_major use_bias=False
+    MinLSTM 2x40x256 bfloat16 reset lengths
+    MinLSTM 1x4096x8 lengths time_major candidate=positive
+    MinLSTM 512x100x512 float16 reverse
+    IndRNN 2x40x130 reset lengths reverse
+    IndRNN 2x4096x256 bfloat16 activation=tanh
+    IndRNN 2x1x7 float16 time_major activation=tanh
+    IRevRNN 2x40x256 lengths
+    IRevRNN 2x40x130 bfloat16 reset reverse time_major
+    """,
+    )
+    + (
+        case(
+            rnnzoo.IRevRNN,
+            {
+                'inner_steps': 1,
+                'activation': 'tanh',
+                'inner_activation': 'sigmoid',
+            },
+            dtype='float16',
+            sizes=(2, 13, 8),
+        ),
+    )
+    + comparison.table(
+        case,
+        """
+    IRevRNN 2x13x8 reset activation=sigmoid inner_activation=relu
+    LSTM 2x13x8 bfloat16 reset num_heads=8
+    GRU 2x13x8 lengths num_heads=8
+    SLSTM 2x13x8 reset reverse num_heads=8
+    """,
+    )
 )
 
 

@@ -18,30 +18,14 @@ NAMES = 'tiled_recurrence', 'tiled_recurrence_adjoint'
 ON_CHIP = 'resident_recurrence', 'team_recurrence_adjoint'
 
 case = functools.partial(comparison.Case, path='pallas', dtype='bfloat16')
-LAYERS = (
-    case(rnnzoo.LSTM, sizes=(2048, 3, 768), time_major=True),
-    case(
-        rnnzoo.GRU,
-        {'recurrent_gradient_clip': 1.0},
-        dtype='float16',
-        sizes=(1500, 3, 320),
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.SLSTM,
-        {'num_heads': 1},
-        sizes=(600, 3, 512),
-        mask=True,
-        time_major=True,
-    ),
-    case(
-        rnnzoo.Elman,
-        {'stop_recurrent_gradient': True},
-        sizes=(16384, 3, 256),
-        reset=True,
-    ),
+LAYERS = comparison.table(
+    case,
+    """
+    LSTM 2048x3x768 time_major
+    GRU 1500x3x320 float16 reset lengths reverse recurrent_gradient_clip=1.0
+    SLSTM 600x3x512 mask time_major num_heads=1
+    Elman 16384x3x256 reset stop_recurrent_gradient=True
+    """,
 )
 
 # Those whose forward kernel multiplies W x.

@@ -49,61 +49,31 @@ case = functools.partial(
     comparison.Case, path='pallas', dtype='bfloat16', scale=0.1
 )
 heads = lambda n: {'num_heads': n}
-CASES = (
-    case(rnnzoo.LSTM, sizes=(3, 7, 64)),
-    case(
-        rnnzoo.LSTM,
-        heads(2),
-        dtype='float16',
-        sizes=(3, 7, 128),
-        reset=True,
-        mask=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.GRU, sizes=(3, 7, 60), reset=True, lengths=True, time_major=True
-    ),
-    case(rnnzoo.SLSTM, heads(2), sizes=(3, 1, 128), reset=True),
-    case(rnnzoo.Elman, {'use_bias': False}, sizes=(3, 7, 128), mask=True),
-    case(rnnzoo.AntisymmetricRNN, sizes=(3, 5, 64), time_major=True),
+CASES = comparison.table(
+    case,
+    """
+    LSTM 3x7x64
+    LSTM 3x7x128 float16 reset mask reverse num_heads=2
+    GRU 3x7x60 reset lengths time_major
+    SLSTM 3x1x128 reset num_heads=2
+    Elman 3x7x128 mask use_bias=False
+    AntisymmetricRNN 3x5x64 time_major
+    """,
 )
 
 
 # Layers whose inputs have some 64 features and more.
-WIDE = (
-    case(rnnzoo.LSTM, sizes=(3, 7, 60), in_features=60, time_major=True),
-    case(
-        rnnzoo.LSTM,
-        dtype='float16',
-        sizes=(3, 5, 128),
-        in_features=192,
-        reset=True,
-        mask=True,
-        reverse=True,
-    ),
-    case(rnnzoo.Elman, sizes=(3, 7, 128), in_features=64, reset=True),
-    case(
-        rnnzoo.LSTM,
-        sizes=(3, 5, 64),
-        in_features=128,
-        path=rnnzoo.Pallas(keep='carries'),
-    ),
-    case(rnnzoo.GRU, sizes=(3, 7, 64), in_features=64, time_major=True),
-    case(
-        rnnzoo.GRU,
-        dtype='float16',
-        sizes=(3, 5, 128),
-        in_features=192,
-        reset=True,
-        mask=True,
-        reverse=True,
-    ),
-    case(
-        rnnzoo.GRU,
-        sizes=(3, 5, 64),
-        in_features=128,
-        path=rnnzoo.Pallas(keep='carries'),
-    ),
+WIDE = comparison.table(
+    case,
+    """
+    LSTM 3x7x60 time_major in_features=60
+    LSTM 3x5x128 float16 reset mask reverse in_features=192
+    Elman 3x7x128 reset in_features=64
+    LSTM 3x5x64 in_features=128 keep=carries
+    GRU 3x7x64 time_major in_features=64
+    GRU 3x5x128 float16 reset mask reverse in_features=192
+    GRU 3x5x64 in_features=128 keep=carries
+    """,
 )
 
 
@@ -536,14 +506,15 @@ class PartsTest(comparison.ComparisonTestCase):
 class ConfigTest(parameterized.TestCase):
   """Every cut fits the GPU and covers the work once."""
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   @parameterized.product(
       batch=(1, 63, 500, 2048, 16384),
       size=(64, 192, 768, 2048),
       adjoint=(False, True),
   )
   def test_fits(self, batch, size, adjoint):
-    if not abstract_gpu.RUNS:
-      return
     for recurrent in (1, 3, 4):
       config = tuning.choose(
           batch=batch,
@@ -565,8 +536,6 @@ class ConfigTest(parameterized.TestCase):
 
   @parameterized.parameters((1024, 768, 4), (3072, 768, 3))
   def test_depth_of_a_projection_counts(self, batch, size, recurrent):
-    if not abstract_gpu.RUNS:
-      return
     cut = lambda depth: tuning.choose(
         batch=batch,
         heads=1,
@@ -585,8 +554,6 @@ class ConfigTest(parameterized.TestCase):
       cores=(78, 114, 132),
   )
   def test_on_chip_fits(self, batch, size, cores):
-    if not abstract_gpu.RUNS:
-      return
     slot = 2 * cut_lib.ROWS * limits.DEPTH
     target = devices.Target(cores, False, True)
     for recurrent in (1, 2, 3, 4):
@@ -627,8 +594,6 @@ class ConfigTest(parameterized.TestCase):
       recurrent=(1, 2, 3, 4),
   )
   def test_low_fit(self, batch, size, recurrent):
-    if not abstract_gpu.RUNS:
-      return
     facts = {'heads': 1, 'size': size, 'recurrent': recurrent, 'target': H200}
     slot = 2 * low_tiles.ROWS * limits.DEPTH
     with tiled_loops.low():
@@ -656,8 +621,6 @@ class ConfigTest(parameterized.TestCase):
       self.assertLessEqual(adjoint.sum_bytes, slot)
 
   def test_low_cuts(self):
-    if not abstract_gpu.RUNS:
-      return
     facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
     taken = tuning.choose_team(batch=32, **facts)
     want = on_chip.TeamConfig(units=64, stages=12, rows=32, held=4)
@@ -667,8 +630,6 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(taken, want)
 
   def test_on_chip_cuts(self):
-    if not abstract_gpu.RUNS:
-      return
     facts = {'heads': 1, 'size': 768, 'recurrent': 4, 'target': H200}
     taken = tuning.choose_team(batch=256, **facts)
     self.assertEqual(taken, on_chip.TeamConfig(units=112, stages=4))
@@ -679,8 +640,6 @@ class ConfigTest(parameterized.TestCase):
       self.assertIsNone(choose(batch=128, **(facts | {'heads': 2})))
 
   def test_no_tile(self):
-    if not abstract_gpu.RUNS:
-      return
     with self.assertRaisesRegex(NotImplementedError, 'multiple of 64 units'):
       tuning.choose(
           batch=8, heads=1, size=96, recurrent=4, adjoint=False, target=H200
@@ -710,9 +669,10 @@ def handed_over(product):
 
 class FragmentsTest(absltest.TestCase):
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   def test_threads_have_four_units_in_sequence(self):
-    if not abstract_gpu.RUNS:
-      return
     units = np.asarray(fragments.permute(jnp.arange(16), 4))
     for quarter in range(4):
       own = [8 * j + 2 * quarter + i for j in range(2) for i in range(2)]
@@ -720,8 +680,6 @@ class FragmentsTest(absltest.TestCase):
       np.testing.assert_array_equal(units[own], np.arange(first, first + 4))
 
   def test_low_tiles_hand_over_four_units_in_sequence(self):
-    if not abstract_gpu.RUNS:
-      return
     columns = np.repeat(np.asarray(low_tiles.order(jnp.arange(16))), 8)
     columns = columns.reshape(16, 8)
     rows = np.tile(np.arange(8), (16, 1))
@@ -732,8 +690,6 @@ class FragmentsTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_products_of_low_tiles(self):
-    if not abstract_gpu.RUNS:
-      return
     size, rng = 128, np.random.default_rng(0)
     kernel = rng.integers(-4, 5, (4, 1, size, size))
     config = on_chip.TeamConfig(units=64, stages=4, rows=32)
@@ -753,8 +709,6 @@ class FragmentsTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_products_of_low_tiles_with_gates(self):
-    if not abstract_gpu.RUNS:
-      return
     size, rng = 128, np.random.default_rng(0)
     kernel = rng.integers(-4, 5, (3, 1, size, size))
     config = on_chip.GateConfig(units=16, gates=3, stages=4, rows=32)
@@ -777,8 +731,6 @@ class FragmentsTest(absltest.TestCase):
         np.testing.assert_array_equal(found, own)
 
   def test_threads_have_eight_units_in_sequence(self):
-    if not abstract_gpu.RUNS:
-      return
     units = np.asarray(fragments.permute(jnp.arange(32)))
     for quarter in range(4):
       own = [8 * j + 2 * quarter + i for j in range(4) for i in range(2)]
