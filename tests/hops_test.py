@@ -71,6 +71,7 @@ class HopsTest(parameterized.TestCase):
       layer = lambda: make(768, 768, **options, **given())
       self._check(layer, lead, forward, gradient)
 
+  @pytest.mark.slow
   def test_stack(self):
     with gpu.device(self, 'NVIDIA H200'):
       options = {'num_heads': 12, 'num_layers': 2}

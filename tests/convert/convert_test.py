@@ -376,6 +376,7 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       call()
 
+  @pytest.mark.slow
   def test_refused_both_ways(self):
     both = {
         'torch': (convert.to_torch, convert.from_torch),

@@ -132,6 +132,7 @@ class DenseStackTest(parameterized.TestCase):
       stack(x)
     self.assertGreater(np.abs(stack(x, rngs=rngs()) - want).max(), 1e-3)
 
+  @pytest.mark.slow
   def test_bidirectional(self):
     stack = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
     y = stack(x, seq_lengths=LENGTHS)

@@ -233,6 +233,7 @@ class LanguageModelTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'carry must be as initial_carry'):
         model.step(given, TOKENS[:, 0])
 
+  @pytest.mark.slow
   def test_batch_shapes_that_cannot_be(self):
     model = make(functools.partial(rnnzoo.SLSTMBlock, num_heads=2))
     for shape in (-1,), 2, 'a', ('a',), (2.0,):

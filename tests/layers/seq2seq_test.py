@@ -106,6 +106,7 @@ class Seq2SeqTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'needs random numbers'):
       model.unroll(memory, TARGET, teacher_forcing=0.5)
 
+  @pytest.mark.slow
   def test_a_decoder_that_trains_otherwise_in_single_steps(self):
     for options, name in (
         ({'dropout_rate': 0.5}, 'Stack'),

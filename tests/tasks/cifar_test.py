@@ -193,6 +193,7 @@ class FilesTest(absltest.TestCase):
         ):
           cifar_files._read_prepared(pathlib.Path('here'))
 
+  @pytest.mark.slow
   def test_not_there(self):
     nowhere = str(self.directory / 'nowhere')
     data = make_config(source='cifar10', data_dir=nowhere).data

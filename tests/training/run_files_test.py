@@ -284,6 +284,7 @@ class CheckpointsTest(RunFilesTestCase):
     path = self.whole / 'seed_0/checkpoints/3/manifest.json'
     self.assertEqual(json.loads(path.read_text())['version'], 3)
 
+  @pytest.mark.slow
   def test_names_that_no_run_wrote(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()

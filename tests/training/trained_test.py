@@ -74,6 +74,7 @@ class TrainedTest(absltest.TestCase):
     shutil.copytree(done.workdir, self.workdir)
     self.experiment = done._replace(workdir=self.workdir)
 
+  @pytest.mark.slow
   def test_load(self):
     for seed, index in ((None, 0), (4, 1)):
       loaded = training.load(self.workdir, seed)

@@ -300,6 +300,7 @@ class ProgramTest(parameterized.TestCase):
     kernel = state.params['backbone']['layers'][0]['recurrent_kernel'][...]
     self.assertLessEqual(jnp.abs(kernel).max(), 0.5)
 
+  @pytest.mark.slow
   def test_statistics_move_in_training_only(self):
     task, program, state = self.run_calls([1])
     fresh = program.init(jax.random.key(0))

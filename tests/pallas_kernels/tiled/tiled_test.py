@@ -233,6 +233,7 @@ class PaddingTest(comparison.ComparisonTestCase):
   """Units of padding have values that the equations are made for."""
 
   @parameterized.parameters(True, False)
+  @pytest.mark.slow
   def test_a_cell_that_divides(self, tiled):
     if not abstract_gpu.RUNS:
       return
