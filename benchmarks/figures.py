@@ -224,17 +224,17 @@ def ahead(result: Row) -> figures.Figure:
     ]
     places = [line + 0.38 * k - 0.19 for line in range(len(items))]
     own = ax.barh(places, times, 0.36, color=color, label=label)
-    ax.bar_label(own, [f'{t:.1f} x' for t in times], padding=3, fontsize=9.5)
+    ax.bar_label(own, [f'{t:.1f} x' for t in times], padding=5, fontsize=9.5)
   names = [f'{item["shape"]}: {item["layer"]}' for item in items]
   ax.set_yticks(range(len(items)), names, fontsize=10)
   ax.set_ylim(len(items) - 0.5, -0.5)
-  ax.axvline(1, color='k', lw=0.8)
+  ax.axvline(1, color='k', lw=0.8, zorder=0)
   ax.margins(x=0.1)
   ax.set_xlabel(
       f'times as fast, forward and backward; {source(result)}', fontsize=10
   )
   ax.spines[['top', 'right']].set_visible(False)
-  ax.legend(fontsize=10.5, loc='lower right')
+  ax.legend(fontsize=10.5, loc='center right')
   return figure
 
 
