@@ -157,8 +157,8 @@ def recurrence(
   """Computes carry_t = update(x_t, R h_{t-1}, carry_{t-1}) on the GPU.
 
   Every array is read and written once, in the layout that it has. Rows of
-  features have to start at multiples of 16 bytes: where features do not fill
-  them, x_gates are copied once to do so.
+  features have to start at multiples of 16 bytes, and tiles have whole slices:
+  where features do not fill them, x_gates, or W and x, and R are copied once.
 
   Args:
     cell: the equations.
@@ -262,26 +262,25 @@ def _prepare_dense(
   x = _join(arrays) if input_kernel is None else arrays[0]
   run = tiled_op.run if tiled else dense_op.run
   if padded > size:
-    pad = functools.partial(projection.pad, heads=heads, size=padded)
-    # Zeros may be no values of a parameter or a carry, which divide for
-    # instance. R gives the new units no gates, and takes nothing of them.
-    like_last = functools.partial(pad, mode='edge')
-    theta, carry, restart = map(like_last, (theta, carry, restart))
-    missing = (0, padded - size)
+    pad = functools.partial(projection.pad, size=padded)
+    # New units are copies of a head's last one, whose values the equations are
+    # made for; zeros may not be. R takes nothing of them.
+    by_head = functools.partial(pad, heads=heads)
+    theta, carry, restart = map(by_head, (theta, carry, restart))
+    recurrent_kernel = pad(recurrent_kernel, heads=1)
     recurrent_kernel = jnp.pad(
-        recurrent_kernel, ((0, 0), (0, 0), missing, missing)
+        recurrent_kernel, ((0, 0), (0, 0), (0, padded - size), (0, 0))
     )
     if input_kernel is None:
-      x = pad(x)
+      x = by_head(x)
     else:
-      input_kernel = pad(input_kernel)
+      input_kernel = by_head(input_kernel)
     run = functools.partial(_cut, run, heads, size)
   if input_kernel is not None:
-    if tiled:  # So that a kernel may multiply W x, in whole slices.
-      depth = x.shape[-1]
-      missing = (0, -depth % limits.slice_of_inputs(batch))
-      x = jnp.pad(x, [(0, 0)] * 2 + [missing])
-      input_kernel = jnp.pad(input_kernel, [(0, 0), missing, (0, 0)])
+    if tiled and (missing := -x.shape[-1] % limits.slice_of_inputs(batch)):
+      # A kernel may multiply W x, in whole slices.
+      x = jnp.pad(x, ((0, 0), (0, 0), (0, missing)))
+      input_kernel = jnp.pad(input_kernel, ((0, 0), (0, missing), (0, 0)))
     project = call.keep_gates and not tiled
     form = projection.project if project else projection.Product
     x = form(input_kernel, x)

@@ -108,24 +108,19 @@ def backward(saved: tuple[Array, Array, Array], d_gates: Array):
 project.defvjp(forward, backward)
 
 
-def pad(a: Array, heads: int, size: int, mode: str = 'constant') -> Array:
-  """Pads the features of every head to `size`: the last axis.
+def pad(a: Array, heads: int, size: int) -> Array:
+  """Repeats the last feature of every head, up to `size`: the last axis.
 
   Args:
     a: [..., F].
     heads: number of parts of the features.
     size: features of each part of the result.
-    mode: 'constant' for zeros, or 'edge', which repeats each head's last
-      feature: unlike zeros, a value that the equations are made for.
   """
   a = _by_head(a, heads)
   missing = size - a.shape[-1]
-  if mode == 'edge':
-    last = lax.stop_gradient(a[..., -1:])
-    last = jnp.broadcast_to(last, (*a.shape[:-1], missing))
-    a = jnp.concatenate([a, last], axis=-1)
-  else:
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
+  last = lax.stop_gradient(a[..., -1:])
+  last = jnp.broadcast_to(last, (*a.shape[:-1], missing))
+  a = jnp.concatenate([a, last], axis=-1)
   return a.reshape(*a.shape[:-2], heads * size)
 
 

@@ -133,12 +133,12 @@ def _check(recurrence: Recurrence, x, recurrent_kernel) -> None:
     )
   gates = max(x.shape[2], recurrent_kernel.shape[0])
   batch, time, heads, size = recurrence.shape
-  rows = max(batch * time, size + 7)
-  if rows * gates * heads * (size + 7) >= 2**31:
+  if max(batch * time, size) * gates * heads * size >= 2**31:
     raise NotImplementedError(
         'GPU kernels for dense recurrences take fewer than 2^31 elements of'
         f' gates and of the recurrent kernel, got {recurrence.shape} (batch,'
-        f' time, heads, head_dim) with {gates} gates: split the batch.'
+        f' time, heads, head_dim with padding) with {gates} gates: split the'
+        ' batch.'
     )
 
 

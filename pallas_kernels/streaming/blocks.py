@@ -31,6 +31,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels import projection
+
 # Arrays in device memory as kernels see them: streams of [B, T, F].
 
 
@@ -149,7 +151,7 @@ def pad_features(x: Array, size: int) -> Array:
 def pad_to_tiles(features: int, small: Any) -> Any:
   """Pads a tree of small operands, [..., F], to whole tiles of features."""
   padded = round_up(features, LANES)
-  return jax.tree.map(lambda x: pad_features(x, padded), small)
+  return jax.tree.map(lambda x: projection.pad(x, 1, padded), small)
 
 
 # Blocks of time in device memory, and the warpgroups that copy them.

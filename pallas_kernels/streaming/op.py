@@ -260,7 +260,7 @@ def _pad_inputs(
 ) -> Array | projection.Product:
   """Pads the features of input gates, in W where it is there."""
   if isinstance(gates, projection.Product):
-    kernel = blocks.pad_features(gates.kernel, size)
+    kernel = projection.pad(gates.kernel, 1, size)
     return dataclasses.replace(gates, kernel=kernel)
   return blocks.pad_features(gates, size)
 

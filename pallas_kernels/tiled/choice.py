@@ -8,7 +8,7 @@ from pallas_kernels import call as call_lib
 from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 
-# Rows of a batch times the square of a head's units with padding, from which
+# Rows of a batch times a head's units, times these with padding, from which
 # tiles are faster. By benchmarks/tuning_sizes_h200.json, of one head: for LSTM
 # and GRU 80 rows of 1,152 units, 512 of 384 and 2,048 of 192; 1,024 of 256 take
 # as long, and of 192 longer. For other cells: an Elman RNN of 1,024 rows of 320
@@ -78,8 +78,7 @@ def pay(
       and padded <= _MOST_PADDING * size
       and recurrent <= limits.GATES
   )
-  size = padded
-  rows = limits.rows_at_once(rows, time, max(gates, recurrent), heads * size)
+  rows = limits.rows_at_once(rows, time, max(gates, recurrent), heads * padded)
   if not can_run or heads > 1:
     return False
 
@@ -91,7 +90,8 @@ def pay(
         batch=rows, heads=heads, size=size, recurrent=recurrent, target=target
     )
 
-  work = rows * size**2
+  work = rows * size * padded
+  size = padded
   few_gates = recurrent < _GATES_ON_CHIP
   plain = not few_gates and states <= _STATES_ON_CHIP
   most = WORK if plain else _WORK_OF_OTHERS

@@ -160,7 +160,7 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       timed.append(row)
       calls.append(call)
     except Exception as error:  # Another library's: the rest goes on.
-      status = 'failed' if name == OURS else 'cannot'
+      status = 'failed' if name in (OURS, SCAN) else 'cannot'
       row |= {'status': status, 'reason': _reason(error)}
   if not timer.repeats:
     return

@@ -230,11 +230,11 @@ class LayersTest(comparison.ComparisonTestCase):
 
 
 class PaddingTest(comparison.ComparisonTestCase):
-  """Units of padding have values that the equations are made for."""
+  """Units of padding are copies: zeros may be no values of the equations."""
 
-  @parameterized.parameters(True, False)
+  @parameterized.product(tiled=(True, False), projected=(True, False))
   @pytest.mark.slow
-  def test_a_cell_that_divides(self, tiled):
+  def test_a_cell_that_divides(self, tiled, projected):
     if not abstract_gpu.RUNS:
       return
 
@@ -243,23 +243,28 @@ class PaddingTest(comparison.ComparisonTestCase):
       input_gates, recurrent_gates, carry_names = 1, 1, ('h',)
 
       def update(self, params, x_gates, h_gates, carry):
-        return (jnp.tanh(x_gates[0] + h_gates[0] + carry[0]) / params['scale'],)
+        h = jnp.tanh(h_gates[0] + carry[0]) / params['scale']
+        return (h / jnp.sqrt(x_gates[0]),)
 
-    params, kernel = {'scale': jnp.full((60,), 2.0)}, jnp.eye(60)[None, None]
-    x = jnp.ones((3, 4, 1, 60), jnp.bfloat16)
+    params, size = {'scale': jnp.full((60,), 2.0)}, 5 if projected else 60
+    kernel = jnp.full((1, size, 60), 0.2) if projected else None
+    recurrent_kernel = jnp.eye(60, dtype=jnp.bfloat16)[None, None]
+    x = jnp.ones((3, 4, size) if projected else (3, 4, 1, size), jnp.bfloat16)
+    carry = (jnp.full((3, 60), 0.5),)
 
-    def run(params, x):
-      _, (h,) = api.recurrence(Cell(), params, x, kernel.astype(x.dtype), None)
+    def run(params, x, kernel):
+      _, (h,) = api.recurrence(
+          Cell(), params, x, recurrent_kernel, carry, input_kernel=kernel
+      )
       return h
 
     loops = tiled_loops.imitated(self) if tiled else dense_loops.instead()
     with loops, mock.patch.object(choice, 'pay', lambda *_, **__: tiled):
-      h, pull = jax.vjp(run, params, x)
+      h, pull = jax.vjp(run, params, x, kernel)
       results = h, pull(jnp.ones_like(h))
     self.assertEqual(h.shape, (3, 4, 60))
-    self.assertTrue(
-        all(map(np.isfinite, map(jnp.sum, jax.tree.leaves(results))))
-    )
+    for leaf in jax.tree.leaves(results):
+      self.assertTrue(jnp.all(jnp.isfinite(leaf.astype(jnp.float32))))
 
 
 def in_parts(target, function, operands, positions, out_positions):
