@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40970, 175),
+    'rnnzoo': (40910, 175),
     'rnnzoo/benchmark': (3820, 19),
     'rnnzoo/cells': (1900, 12),
     'rnnzoo/command': (800, 4),
@@ -29,7 +29,7 @@ PLACES = {
     'pallas_kernels/mosaic': (2100, 13),
     'pallas_kernels/streaming': (2400, 8),
     'pallas_kernels/tiled': (4375, 16),
-    'tests': (37550, 169),
+    'tests': (37530, 169),
     'benchmarks': (2300, 11),
 }
 
