@@ -116,8 +116,10 @@ def pad(a: Array, heads: int, size: int) -> Array:
     heads: number of parts of the features.
     size: features of each part of the result.
   """
+  missing = size - a.shape[-1] // heads
+  if not missing:
+    return a
   a = _by_head(a, heads)
-  missing = size - a.shape[-1]
   last = lax.stop_gradient(a[..., -1:])
   last = jnp.broadcast_to(last, (*a.shape[:-1], missing))
   a = jnp.concatenate([a, last], axis=-1)

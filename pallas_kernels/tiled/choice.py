@@ -9,11 +9,11 @@ from pallas_kernels import devices
 from pallas_kernels.tiled import limits
 
 # Rows of a batch times a head's units, times these with padding, from which
-# tiles are faster. By benchmarks/tuning_sizes_h200.json, of one head: for LSTM
-# and GRU 80 rows of 1,152 units, 512 of 384 and 2,048 of 192; 1,024 of 256 take
-# as long, and of 192 longer. For other cells: an Elman RNN of 1,024 rows of 320
-# units and an SLSTM of 512 of 448. Fewer rows than a tile has were not measured
-# if R is not on the chip.
+# tiles are faster. By benchmarks/tuning_sizes_h200.json, of one head: a GRU of
+# 80 rows of 1,152 units, LSTM and GRU of 512 of 384, an LSTM of 2,048 of 192;
+# 1,024 of 256 take as long, and of 192 longer. For other cells: an Elman RNN of
+# 1,024 rows of 300 units and an SLSTM of 512 of 448. Fewer rows than a tile has
+# were not measured if R is not on the chip.
 WORK, _WORK_OF_OTHERS, _WORK_OF_FEW_ROWS = 70_000_000, 100_000_000, 130_000_000
 
 # The work where both passes keep R on the chip, of heads of so many units and

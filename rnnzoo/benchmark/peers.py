@@ -81,9 +81,9 @@ def _jax(package, layers, make, module='', stacks=False) -> Peer:
   return Peer(package, module or package, layers, program, stacks)
 
 
-def _torch(package, layers, make, module='', **options) -> Peer:
+def _torch(package, layers, make, module='', stacks=False, **options) -> Peer:
   program = functools.partial(peers_torch.program, make, **options)
-  return Peer(package, module or package, layers, program)
+  return Peer(package, module or package, layers, program, stacks)
 
 
 _BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
@@ -98,8 +98,8 @@ PEERS: Mapping[str, Peer] = {
     'haiku': _jax('dm-haiku', ['LSTM'], peers_jax.haiku, 'haiku'),
     'keras': _jax('keras', _BOTH, peers_jax.keras),
     'torch': _torch('torch', _THREE, peers_torch.eager),
-    'cudnn': dataclasses.replace(
-        _torch('torch', _THREE, peers_torch.cudnn, time_major=True), stacks=True
+    'cudnn': _torch(
+        'torch', _THREE, peers_torch.cudnn, stacks=True, time_major=True
     ),
     'torch, compiled': _torch('torch', _BOTH, peers_torch.compiled),
     'flashrnn': _torch('flashrnn', _BOTH, peers_torch.flashrnn),
