@@ -20,6 +20,9 @@ Ref = Any
 # before a kernel gives up.
 PATIENCE = 1 << 24
 
+# An mbarrier, in int32.
+SIGNAL_WORDS = 2
+
 # Attempts that come at once.
 _FAST_PATIENCE = 1 << 30
 

@@ -16,6 +16,8 @@ d_gates of that step, and the part that its update passed on. Downwards:
     add one to the counter
 
 After the first step one more product gives the cotangent of the carry before.
+Few tiles leave CTAs without one. Then a team of CTAs has a tile: each sums over
+a part of the gates, and finishes some parts of the tile (`_Team`).
 """
 
 from collections.abc import Callable
@@ -28,9 +30,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 from pallas_kernels.mosaic import cells
+from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import memory
 from pallas_kernels.mosaic import ptx
 from pallas_kernels.mosaic import step_flags
+from pallas_kernels.mosaic import sync
 from pallas_kernels.tiled import fragments
 from pallas_kernels.tiled import kernel_call
 from pallas_kernels.tiled import plan as plan_lib
@@ -124,15 +128,19 @@ def out_type(plan: plan_lib.Plan, sums: int) -> Outputs:
 @functools.partial(jax.jit, static_argnums=0)
 def backward(plan: plan_lib.Plan, inputs: Inputs) -> Outputs:
   """Runs the adjoint."""
-  warps = plan.tiles.row_blocks * plan.config.rows // 16
+  octets = plan.tiles.row_blocks * plan.config.rows // 8
+  types = products.Buffers.types(plan.config, plan.columns, plan.dtype)
+  if plan.config.members > 1:
+    types['sums'] = plgpu.SMEM((plan.config.sum_words,), jnp.int32)
+    types['signal'] = plgpu.SMEM((sync.SIGNAL_WORDS,), jnp.int32)
   return kernel_call.run(
       plan,
       'tiled_recurrence_adjoint',
       _Streamed,
       products.Buffers,
-      products.Buffers.types(plan.config, plan.columns, plan.dtype),
+      types,
       inputs=inputs,
-      out_type=out_type(plan, warps),
+      out_type=out_type(plan, octets),
   )
 
 
@@ -223,6 +231,65 @@ class Warpgroup:
       plan.write_steps(self.outs.d_gates, place, time, d_gates, plan.dtype)
 
 
+class _Team:
+  """A team of CTAs, each with a part of the sums of one tile.
+
+  Every CTA leaves its sums in the shared memory of those that finish them, and
+  nobody sends again before all have read: the next operand needs every part.
+
+  Args:
+    config: how the work is cut.
+    buffers: shared memory.
+    warpgroup: number of this warpgroup.
+  """
+
+  def __init__(self, config, buffers: products.Buffers, warpgroup):
+    self.config, self.ref, self.signal = config, buffers.sums, buffers.signal
+    self.member = jax.lax.axis_index('member')
+    self._thread = ptx.thread() + warpgroup * ptx.LANES
+    self._one = (self._thread == 0).astype(jnp.int32)
+
+  def open(self) -> None:
+    sync.make_signals(self.signal, (1,), self._one)
+    sync.cluster_barrier()
+
+  def _at(self, member, index: int, half: int) -> Array:
+    """Returns where a member's sums lie with the CTA that finishes them."""
+    place = (member * self.config.parts + index) * 2 + half
+    return (place * (self.config.warpgroups * ptx.LANES) + self._thread) * 16
+
+  def send(self, product_parts: list[Array]) -> None:
+    """Sends every part to the member that finishes it."""
+    all_threads = ptx.full(1, 1, jnp.int32)
+    for i, part in enumerate(product_parts):
+      rank, index = divmod(i, self.config.parts)
+      words = [instructions.as_word(x) for x in ptx.unstack(part)]
+      for half in range(2):
+        sync.send(
+            *(self.ref, self._at(self.member, index, half)),
+            *(words[4 * half : 4 * half + 4], self.signal, 0),
+            *(jnp.int32(rank), all_threads),
+        )
+    sync.expect(
+        self.signal, 0, jnp.int32(4 * self.config.sum_words), self._one
+    )
+
+  def wait(self, count) -> None:
+    """Waits until all members have sent so many times, one or more."""
+    sync.await_signal(self.signal, 0, (count - 1) & 1)
+
+  def total(self, index: int) -> Array:
+    """Returns the sum of all members for a part, float32 [8 * 128]."""
+    all_sums = []
+    for sender in range(self.config.members):
+      words: list[Array] = []
+      for half in range(2):
+        at = self._at(sender, index, half)
+        words += memory.load_words_smem(self.ref, at)
+      all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
+    return functools.reduce(jnp.add, all_sums)
+
+
 class _Streamed(Warpgroup):
   """The work of one warpgroup."""
 
@@ -231,12 +298,17 @@ class _Streamed(Warpgroup):
     self.tiles = plan.tiles
     arrivals = self.tiles.arrivals
     never = plan.call.stop_recurrent_gradient
+    self.team, self._first = None, jnp.int32(0)
+    if plan.config.members > 1:
+      self.team = _Team(plan.config, buffers, own)
+      self._first = self.team.member * plan.turns
+    matrix = plan.slice_of(ins.matrix)
     self.products = products.Products(
         plan=plan,
         first=plan.time + 1 if never else 1,
         steps=plan.time + 1,
         operand=self._operand,
-        matrix=plan.slice_of(ins.matrix),
+        matrix=lambda tile, k: matrix(tile, self._first + k),
         wait=lambda s, tile: counters.wait(tile.counter, s * arrivals),
         prefetch=self._prefetch,
         buffers=buffers,
@@ -244,9 +316,9 @@ class _Streamed(Warpgroup):
     )
 
   def _operand(self, step, tile, k):
-    plan = self.plan
+    plan, k = self.plan, self._first + k
     slices = plan.size // plan_lib.DEPTH
-    gate = jax.lax.div(jnp.int32(k), jnp.int32(slices))
+    gate = jax.lax.div(k, jnp.int32(slices))
     first = gate * plan.features + tile.head * plan.size
     first = first + (k - gate * slices) * plan_lib.DEPTH
     rows = pl.ds(tile.row, plan.config.rows)
@@ -261,54 +333,71 @@ class _Streamed(Warpgroup):
 
   def run(self) -> None:
     plan, tiles = self.plan, self.tiles
+    if self.team:
+      self.team.open()
 
     @pl.loop(0, tiles.count())
     def _(i):
       tile = tiles.find(i)
       zero = ptx.full(fragments.UNITS, 0.0)
-      for index in plan.parts:
-        place = fragments.Place.of(tiles, tile, self.own, *index)
+      for index in range(plan.config.parts):
+        place = self._place(tile, index)
         d_last = plan.read_rows(self.ins.d_last, place, plan.states)
         plan.write_rows(self.outs.d_carry, place, d_last)
         if plan.flags:
           plan.write_rows(self.outs.d_restart, place, [zero] * plan.states)
-      for group in range(plan.config.groups):
-        place = fragments.Place.of(tiles, tile, self.own, group, 0)
         for row in range(plan.params):
-          at = self._theta_at(tile, place, row)
+          at = self._theta_at(tile, index, row)
           zeros = ptx.full(1, 0.0)
           memory.store_gmem(self.outs.d_theta, at, zeros, jnp.float32)
 
     self.products.for_each(self._finish, self._prepare)
+    if self.team:  # No CTA ends while others send to it.
+      sync.cluster_barrier()
 
-  def _theta_at(self, tile, place, row: int) -> Array:
-    """Returns where this thread's sum over its warp's rows is."""
+  def _index(self, i: int) -> tuple[Any, Any]:
+    """Returns the group and the row of the i-th part of this CTA."""
+    number = jnp.int32(i)
+    if self.team:
+      number = number + self.team.member * self.plan.config.parts
+    return number >> 1, number & 1
+
+  def _place(self, tile, i: int) -> fragments.Place:
+    return fragments.Place.of(self.tiles, tile, self.own, *self._index(i))
+
+  def _theta_at(self, tile, i: int, row: int) -> Array:
+    """Returns where this thread's sum over eight rows of its warp is."""
     plan = self.plan
-    warp = jax.lax.div(tile.row, jnp.int32(16)) + self.own * 4
-    warp = warp + (ptx.thread() >> 5)
-    at = (warp * max(plan.params, 1) + row) * plan.features
-    return at + place.feature + fragments.unit()
+    octet = jax.lax.div(tile.row, jnp.int32(8)) + self.own * 8
+    octet = octet + (ptx.thread() >> 5) * 2 + self._index(i)[1]
+    at = (octet * max(plan.params, 1) + row) * plan.features
+    return at + self._place(tile, i).feature + fragments.unit()
 
   def _prepare(self, s, tile):
     """Starts to read the arrays of the first part."""
-    place = fragments.Place.of(self.tiles, tile, self.own, 0, 0)
-    return self._load(s, place)
+    return self._load(s, self._place(tile, 0))
 
   def _finish(self, s, tile, product, prepared) -> None:
-    plan = self.plan
-    parts = list(plan.with_gates(fragments.parts(product)))
-    place = lambda i: fragments.Place.of(
-        self.tiles, tile, self.own, *parts[i][0]
-    )
+    plan, team = self.plan, self.team
+    sums, own = fragments.parts(product), s >= self.products.first
+    if team:
+      pl.when(own)(lambda: team.send(sums))
     all_loaded = plan.in_order(
-        prepared, lambda i: self._load(s, place(i)), len(parts)
+        prepared,
+        lambda i: self._load(s, self._place(tile, i)),
+        plan.config.parts,
     )
     begins = s < plan.time
     for i, (loaded, d_carry) in all_loaded:
-      d_carry = self._close(s, place(i), parts[i][1][0], d_carry)
-      pull = functools.partial(self._pull, s, tile, place(i), d_carry, loaded)
+      if team and not i:
+        pl.when(own)(lambda: team.wait(s))
+      # Nothing was sent before the first product.
+      d_h = jnp.where(own, team.total(i), 0) if team else sums[i]
+      place = self._place(tile, i)
+      d_carry = self._close(s, place, d_h, d_carry)
+      pull = functools.partial(self._pull, s, tile, i, d_carry, loaded)
       end = functools.partial(
-          plan.write_rows, self.outs.d_carry, place(i), d_carry
+          plan.write_rows, self.outs.d_carry, place, d_carry
       )
       pl.when(begins)(pull)
       pl.when(jnp.logical_not(begins))(end)
@@ -345,9 +434,9 @@ class _Streamed(Warpgroup):
     plan.write_rows(outs.d_restart, place, map(jnp.add, d_restart, d_in))
     return step_flags.select(again, zeros, d_start)
 
-  def _pull(self, s, tile, place, d_carry, loaded) -> None:
+  def _pull(self, s, tile, i: int, d_carry, loaded) -> None:
     """Pulls a part's cotangents back through step s of the loop."""
-    plan, ins = self.plan, self.ins
+    plan, ins, place = self.plan, self.ins, self._place(tile, i)
     time = plan.time_of(s)
     theta = plan.read_theta(ins.theta, place)
     hold = None
@@ -363,7 +452,7 @@ class _Streamed(Warpgroup):
     )
     self._write_gates(time, place, d_x, d_gates)
     plan.write_rows(self.outs.d_carry, place, d_start, plan.needed)
-    self._add_theta(tile, place, d_theta)
+    self._add_theta(tile, i, d_theta)
 
   def _pull_half(self, hold, theta, d_carry, loaded) -> Any:
     """Returns the cotangents of four units' arguments."""
@@ -375,12 +464,13 @@ class _Streamed(Warpgroup):
     )
     return d_theta, d_x, () if self.plan.shared else d_gates, d_start
 
-  def _add_theta(self, tile, place, d_theta) -> None:
-    """Adds the sums over a warp's rows, of which this thread has one."""
+  def _add_theta(self, tile, i: int, d_theta) -> None:
+    """Adds the sums over eight rows, of which this thread has one."""
+    valid = self._place(tile, i).valid != 0
     for row, d in enumerate(d_theta):
       # A row that is not there repeats the last one.
-      values = [jnp.where(place.valid != 0, v, 0) for v in ptx.unstack(d)]
-      at = self._theta_at(tile, place, row)
+      values = [jnp.where(valid, v, 0) for v in ptx.unstack(d)]
+      at = self._theta_at(tile, i, row)
       fragments.add(self.outs.d_theta, at, fragments.sum_rows(values))
 
 

@@ -30,6 +30,7 @@ class Config:
     stages: slots of the ring buffer for slices of products.
     ahead: whether a part is read while the part before it is computed.
     ctas: number of CTAs on the device at once.
+    members: CTAs that share out the sum of a tile, a cluster.
   """
 
   warpgroups: int
@@ -37,6 +38,7 @@ class Config:
   stages: int
   ahead: bool
   ctas: int
+  members: int = 1
 
   @property
   def rows(self) -> int:
@@ -47,6 +49,17 @@ class Config:
   def units(self) -> int:
     """Units of a tile."""
     return GROUP * self.groups
+
+  @property
+  def parts(self) -> int:
+    """Parts of a tile that a thread finishes, of two rows in each group."""
+    return 2 * self.groups // self.members
+
+  @property
+  def sum_words(self) -> int:
+    """Shared memory for the sums of all members, in int32."""
+    shared = self.members > 1
+    return shared * self.rows * self.units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +94,14 @@ class Tiles:
     return self.heads * self.row_blocks * self.unit_blocks
 
   @property
+  def teams(self) -> int:
+    """Clusters of the grid, or CTAs; all are on the device at once."""
+    return min(self.config.ctas // self.config.members, self.total)
+
+  @property
   def ctas(self) -> int:
-    """CTAs of the grid; all are on the device at once."""
-    return min(self.config.ctas, self.total)
+    """CTAs of the grid."""
+    return self.teams * self.config.members
 
   @property
   def counters(self) -> int:
@@ -93,21 +111,23 @@ class Tiles:
   @property
   def arrivals(self) -> int:
     """Warpgroups that publish a part of a row block in each step."""
-    return self.unit_blocks * self.config.warpgroups
+    return self.unit_blocks * self.config.warpgroups * self.config.members
 
   @property
   def grid(self) -> dict[str, dict[str, int]]:
     """Axes of the grid and of the cluster."""
-    return {'grid': {'cta': self.ctas}, 'cluster': {}}
+    members = self.config.members
+    cluster = {'member': members} if members > 1 else {}
+    return {'grid': {'team': self.teams}, 'cluster': cluster}
 
   def count(self):
     """Returns the number of tiles of this CTA."""
-    others = self.ctas - 1 - lax.axis_index('cta')
-    return lax.div(self.total + others, jnp.int32(self.ctas))
+    others = self.teams - 1 - lax.axis_index('team')
+    return lax.div(self.total + others, jnp.int32(self.teams))
 
   def find(self, i) -> 'Tile':
     """Returns the i-th tile of this CTA."""
-    index = lax.axis_index('cta') + i * self.ctas
+    index = lax.axis_index('team') + i * self.teams
     counter = lax.div(index, jnp.int32(self.unit_blocks))
     head = lax.div(counter, jnp.int32(self.row_blocks))
     row = counter - head * self.row_blocks

@@ -179,16 +179,8 @@ class Tiles(cut.Tiles):
     return pl.cdiv(self.size, self.config.units)
 
   @property
-  def ctas(self) -> int:
-    """CTAs of the grid; all are on the device at once."""
-    return self.total * self.config.members
-
-  @property
-  def grid(self) -> dict[str, dict[str, int]]:
-    """Axes of the grid and of the cluster."""
-    members = self.config.members
-    cluster = {'member': members} if members > 1 else {}
-    return {'grid': {'team': self.total}, 'cluster': cluster}
+  def teams(self) -> int:
+    return self.total
 
   @property
   def arrivals(self) -> int:
@@ -251,11 +243,6 @@ class ForwardPlan(Plan):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdjointPlan(Plan):
   """Static facts of an adjoint by teams; config is a `TeamConfig`."""
-
-  @property
-  def turns(self) -> int:
-    """Slices of a CTA's part of a sum."""
-    return self.recurrent * self.size // (limits.DEPTH * MEMBERS)
 
   def arrange(self, kernel: Array) -> Array:
     """Orders R, [G', 1, D, D], as [D, G' D]: a row for each column of tiles."""
@@ -459,11 +446,9 @@ class TeamSums:
   Args:
     config: how the work is cut.
     ref: int32 in shared memory, `TeamConfig.sum_words` of it.
-    signal: an mbarrier, int32 in shared memory, `SIGNAL_WORDS` of it.
+    signal: an mbarrier, int32 in shared memory.
     free: shared memory that no CTA of the team needs when it sends.
   """
-
-  SIGNAL_WORDS = 2
 
   def __init__(self, config: TeamConfig, ref: Ref, signal: Ref, free: Ref):
     self.config, self.ref, self.signal = config, ref, signal

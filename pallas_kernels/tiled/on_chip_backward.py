@@ -62,7 +62,7 @@ def run(plan: on_chip.AdjointPlan, inputs: backward.Inputs) -> backward.Outputs:
   types = {
       **buffers.types(plan),
       'sums': plgpu.SMEM((plan.config.sum_words,), jnp.int32),
-      'signal': plgpu.SMEM((on_chip.TeamSums.SIGNAL_WORDS,), jnp.int32),
+      'signal': plgpu.SMEM((sync.SIGNAL_WORDS,), jnp.int32),
   }
   return kernel_call.run(
       plan,

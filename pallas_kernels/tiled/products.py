@@ -38,12 +38,15 @@ class Buffers:
     matrix: slices of the matrix, [stages, DEPTH, columns].
     arrived: mbarriers, a slot is full.
     consumed: mbarriers, a slot is free.
+    sums, signal: sums of a team, and its mbarrier; None without a team.
   """
 
   operand: Ref
   matrix: Ref
   arrived: Ref
   consumed: Ref
+  sums: Ref = None
+  signal: Ref = None
 
   @classmethod
   def types(cls, config: cut.Config, columns: int, dtype) -> dict[str, Any]:

@@ -20,6 +20,7 @@ family `dense` (benchmarks/tuning_low_tiles_h100.json).
 
 from collections.abc import Iterator
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -110,9 +111,23 @@ def choose(
     read = 2 * (config.rows + columns) * depth
     own = max(flops / _FLOPS_PER_NS, read / _BYTES_PER_NS)
     own += _UPDATE_NS * config.rows * config.units
-    return math.ceil(tiles.total / target.cores) * own + _STEP_NS
+    turns = math.ceil(tiles.total * config.members / target.cores)
+    return turns * own / config.members + _STEP_NS * (1 + (config.members > 1))
+
+  def in_teams(config: Config, members: int) -> Iterator[Config]:
+    tiles = cut.Tiles(config=config, batch=batch, heads=heads, size=size)
+    most = _teams(target, members)
+    uneven = depth // limits.DEPTH % members or 2 * config.groups % members
+    if tiles.total <= most and not uneven:
+      team = dataclasses.replace(config, members=members)
+      stage = 2 * limits.DEPTH * (config.rows + gates * config.units)
+      stages = min(_MOST_STAGES, (_SMEM - 4 * team.sum_words) // stage)
+      yield dataclasses.replace(team, stages=stages)
 
   configs = list(_configs(size, gates, target))
+  if adjoint:
+    for config, members in itertools.product(list(configs), (2, 4)):
+      configs += in_teams(config, members)
   if not configs:
     raise NotImplementedError(
         'GPU kernels in tiles take heads of a multiple of'
@@ -185,7 +200,8 @@ def choose_team(
   turns = slices // on_chip_lib.MEMBERS
   if batch in limits.LOW_BATCHES:
     return _choose_low_team(batch, size, turns, target)
-  unit_blocks = _teams(target) // math.ceil(batch / cut.ROWS)
+  unit_blocks = _teams(target, on_chip_lib.MEMBERS)
+  unit_blocks //= math.ceil(batch / cut.ROWS)
   if not unit_blocks:
     return None
   units = on_chip_lib.GROUP * math.ceil(
@@ -229,7 +245,8 @@ def _choose_low_team(
 ) -> on_chip_lib.TeamConfig | None:
   """Returns the cut of `choose_team` into low tiles, or None."""
   row_blocks = math.ceil(batch / low_tiles.ROWS)
-  if row_blocks * (size // low_tiles.COLUMNS) > _teams(target):
+  unit_blocks = size // low_tiles.COLUMNS
+  if row_blocks * unit_blocks > _teams(target, on_chip_lib.MEMBERS):
     return None
   config = on_chip_lib.TeamConfig(
       units=low_tiles.COLUMNS, stages=_FEWEST_STAGES, rows=low_tiles.ROWS
@@ -263,13 +280,13 @@ def _has_registers(
   return config.parts * (recurrent + 1) <= _MOST_VALUES
 
 
-def _teams(target: devices.Target) -> int:
-  """Returns the clusters of four that are on the device at once.
+def _teams(target: devices.Target, members: int) -> int:
+  """Returns the clusters of two or four that are on the device at once.
 
-  They have to fit however pairs of multiprocessors are dealt to 8 groups, each
-  of which may have a pair left over.
+  They have to fit however pairs of multiprocessors are dealt to 8 groups: of
+  clusters of four, each group may have a pair left over.
   """
-  return (target.cores - 2 * 8) // on_chip_lib.MEMBERS
+  return (target.cores - (2 * 8 if members > 2 else 0)) // members
 
 
 def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:

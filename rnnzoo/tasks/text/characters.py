@@ -38,6 +38,9 @@ from rnnzoo.tasks.text import files as text_files
 # A text is a constant of the compiled training step.
 MAX_CHARACTERS = 2**26
 
+# Characters that a sample chooses in one program: the host waits once for them.
+_TOGETHER = 32
+
 _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
         'path': fields.text(),
@@ -239,10 +242,12 @@ class Characters(protocol.Task):
     yield prompt
     carry, logits = model.unroll(tokens)
     logits = logits[-1]
-    for number in range(length):
-      token = _choose(logits, jax.random.fold_in(key, number), temperature)
-      yield self.vocabulary[int(token)]
-      carry, logits = _step(graphdef, state, carry, token)
+    for first in range(0, length, _TOGETHER):
+      carry, logits, tokens = _go_on(
+          graphdef, state, carry, logits, key, first, temperature
+      )
+      for token in np.asarray(tokens)[: length - first]:
+        yield self.vocabulary[token]
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns a sample of the first seed's best model, and the vocabulary."""
@@ -261,7 +266,6 @@ class Characters(protocol.Task):
     )
 
 
-@functools.partial(jax.jit, static_argnames='temperature')
 def _choose(logits, key, temperature):
   if not temperature:
     return jnp.argmax(logits)
@@ -272,9 +276,19 @@ def _choose(logits, key, temperature):
 
 # Compiled once for all samples of a run: models of one config have one
 # structure.
-@functools.partial(jax.jit, static_argnames='graphdef')
-def _step(graphdef, state, carry, token):
-  return nnx.merge(graphdef, state).step(carry, token)
+@functools.partial(jax.jit, static_argnames=('graphdef', 'temperature'))
+def _go_on(graphdef, state, carry, logits, key, first, temperature):
+  """Chooses `_TOGETHER` characters, each by its number in the sample."""
+
+  def step(past, number):
+    carry, logits = past
+    token = _choose(logits, jax.random.fold_in(key, number), temperature)
+    carry, logits = nnx.merge(graphdef, state).step(carry, token)
+    return (carry, logits), token
+
+  numbers = first + jnp.arange(_TOGETHER)
+  (carry, logits), tokens = jax.lax.scan(step, (carry, logits), numbers)
+  return carry, logits, tokens
 
 
 def read(path: str) -> tuple[str, str]:
