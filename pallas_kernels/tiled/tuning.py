@@ -16,6 +16,11 @@ If R is on the chip, batches of 17 to 32 rows are cut into tiles of 32 rows,
 others into tiles of 64. An LSTM of 32 x 256 x 1280 (batch x time x units) takes
 2.5 ms forward and backward with them, on one H100, and 4.7 with kernels of the
 family `dense` (benchmarks/tuning_low_tiles_h100.json).
+
+Where an adjoint has fewer tiles than half of the CTAs, a team of two or four
+shares out the sum of each: three LSTMs of 80 x 70 x 1150 take 5.0 ms forward
+and backward, and with one CTA a tile 7.5; an LSTM of 120 x 16 x 4096 takes 2.4
+and 2.8 (benchmarks/tuning_teams_h200.json).
 """
 
 from collections.abc import Iterator

@@ -126,13 +126,12 @@ def flax_scanned(arrays: Any, resets: jax.Array) -> jax.Array:
 
 
 class FlaxCells(nnx.Module):
-  """flax's cells with the weights of a stack, which take a step at a time."""
+  """flax's cells with the weights of a layer or stack, for single steps."""
 
-  def __init__(self, stack: rnnzoo.Stack, dtype):
+  def __init__(self, stack: Any, dtype):
     self.dtype = dtype
     self.cells: Any = nnx.List([])
-    layers: Any = stack.layers
-    for layer in layers:
+    for layer in getattr(stack, 'layers', [stack]):
       make = FLAX_CELLS[type(layer).__name__]
       sizes = layer.in_features, layer.out_features
       self.cells.append(make(*sizes, dtype=dtype, rngs=nnx.Rngs(0)))

@@ -227,7 +227,9 @@ class _Session:
         stack.enter_context(jax.enable_x64(True))
         stack.enter_context(jax.default_matmul_precision('highest'))
       traced = run.function(problem)
-      lowered = timing.lower(traced, *problem.arguments, quick=quick)
+      lowered = timing.lower(
+          traced, *problem.arguments, quick=quick, options=problem.options
+      )
       run.compiling = self.pool.submit(lowered)
 
   def wait(self, group: _Group) -> None:

@@ -73,8 +73,9 @@ def _runs(implementation: str, case: cases.Case) -> bool:
   if implementation not in baselines.NAMES:
     return True
   if implementation == baselines.FLAX:
-    steps = case.layer.endswith(problems.STEP)
-    return steps or (case.layer, case.dtype) == ('ScannedRNN', F32)
+    name = case.layer.split(' x ')[-1]
+    steps = [f'{cell}{problems.STEP}' for cell in baselines.FLAX_CELLS]
+    return name in steps or (name, case.dtype) == ('ScannedRNN', F32)
   kind = case.layer, case.projection
   if implementation in baselines.LAX_SCANS:
     return kind == ('LSTM', _GATES)
@@ -381,7 +382,7 @@ def _grid(sizes: Sequence[int]) -> dict[str, Shape]:
   }
 
 
-_STEPS = ('2 x LSTM step', '2 x GRU step')
+_STEPS = ('LSTM step', 'GRU step', 'MinGRU step', '2 x LSTM step')
 _RESETS = ('linear_scan', *problems.RESETS)
 
 SUITES: Mapping[str, Suite] = {
@@ -417,7 +418,8 @@ SUITES: Mapping[str, Suite] = {
     'steps': Suite(
         {
             'small': heads(1, 16, batch=3, time=4),
-            '1x512': _square(1, 256, 512),
+            '1x512': _square(1, 1024, 512),
+            '64x256': _square(64, 1024, 256),
             '1024x512': _square(1024, 256, 512),
         },
         [Entry(None, _STEPS, _LAYER, _BOTH, directions=cases.DIRECTIONS[:1])],

@@ -112,21 +112,25 @@ def build(function: Callable[..., Any], *arguments: Any) -> Program:
 
 
 def lower(
-    function: Callable[..., Any], *arguments: Any, quick: bool = False
+    function: Callable[..., Any],
+    *arguments: Any,
+    quick: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[], Program]:
   """Traces a function and returns its compilation, to be run in any thread.
 
   Programs that will not be timed are `quick`, without the search for the
-  fastest matrix products.
+  fastest matrix products. All others have the `options` of XLA.
   """
   start = time.perf_counter()
   lowered = jax.jit(function).lower(*arguments)
   traced = time.perf_counter() - start
-  options: Any = {'xla_gpu_autotune_level': 0} if quick else None
+  if quick:
+    options = {'xla_gpu_autotune_level': 0}
 
   def finish() -> Program:
     start = time.perf_counter()
-    call = lowered.compile(compiler_options=options)
+    call = lowered.compile(compiler_options=options and dict(options))
     seconds = traced + time.perf_counter() - start
     found = call.memory_analysis()
     memory = {

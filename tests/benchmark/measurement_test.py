@@ -104,6 +104,11 @@ class MeasurementTest(absltest.TestCase):
     case = benchmark_test.case(name, cases.Shape(1, 2, 3, 4))
     arrays, _ = problems.build(case).arguments
     self.assertEqual(arrays['params']['a'].shape, (8, 4))
+    # A layer's own number of heads, as SLSTM's, gives way to the shape's.
+    for name in suites.SUITES['dense'].layers:
+      case = benchmark_test.case(name, cases.Shape(1, 2, 3, 4))
+      arrays, _ = problems.build(case).arguments
+      self.assertEqual(arrays['kernel'].shape[1:], (1, 4, 4), name)
 
   def test_limits(self):
     # Tighter than any wrong equation; a change here needs a derivation.

@@ -81,17 +81,17 @@ class SuitesTest(parameterized.TestCase):
         self.rows('resets', '--shapes=small', '--implementations=scan'), 8
     )
 
-  @parameterized.parameters(('1,3,32,32', 'GRU'), ('40,3,32,32', 'LSTM'))
+  @parameterized.parameters(('1,3,32,32', 'GRU'), ('40,3,32,32', '2 x LSTM'))
   @pytest.mark.slow
   def test_steps_have_no_more_kernels_than_flax(self, shape, name):
     ours, flax = self.rows(
         'steps',
         f'--shape={shape}',
-        f'--layers=2 x {name} step',
+        f'--layers={name} step',
         '--dtypes=float32',
     )
     self.assertEqual((ours['program'], flax['program']), ('rnnzoo', 'flax'))
-    self.assertGreaterEqual(ours['kernels'], 6)  # Two products a layer.
+    self.assertGreaterEqual(ours['kernels'], 3)  # Two products a layer.
     self.assertLessEqual(ours['kernels'], flax['kernels'])
 
   @pytest.mark.slow

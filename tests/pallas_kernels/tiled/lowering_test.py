@@ -25,6 +25,7 @@ LAYERS = comparison.table(
     GRU 1500x3x320 float16 reset lengths reverse recurrent_gradient_clip=1.0
     SLSTM 600x3x512 mask time_major num_heads=1
     Elman 16384x3x256 reset stop_recurrent_gradient=True
+    LSTM 100x3x1856 reset
     """,
 )
 

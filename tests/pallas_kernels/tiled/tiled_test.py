@@ -516,8 +516,8 @@ class ConfigTest(parameterized.TestCase):
   __test__ = abstract_gpu.RUNS
 
   @parameterized.product(
-      batch=(1, 63, 500, 2048, 16384),
-      size=(64, 192, 768, 2048),
+      batch=(1, 63, 128, 500, 2048, 16384),
+      size=(64, 192, 768, 1856, 2048),
       adjoint=(False, True),
   )
   def test_fits(self, batch, size, adjoint):
@@ -532,11 +532,17 @@ class ConfigTest(parameterized.TestCase):
       )
       columns = config.units * (1 if adjoint else recurrent)
       stage = 2 * limits.DEPTH * (config.rows + columns)
-      self.assertLessEqual(config.stages * stage, SHARED_MEMORY)
+      sums = 4 * config.sum_words
+      self.assertLessEqual(config.stages * stage + sums, SHARED_MEMORY)
       self.assertGreaterEqual(config.stages, 2)
       self.assertLessEqual(columns, 256)
       tiles = cut_lib.Tiles(config=config, batch=batch, heads=1, size=size)
       self.assertLessEqual(tiles.ctas, H200.cores)
+      members = config.members
+      if members > 1:  # Each team has one tile, and members the same turns.
+        self.assertEqual(tiles.teams, tiles.total)
+        self.assertEqual(size * recurrent % (limits.DEPTH * members), 0)
+        self.assertEqual(config.parts * members, 2 * config.groups)
       self.assertEqual(tiles.unit_blocks * config.units, size)
       self.assertGreaterEqual(tiles.row_blocks * config.rows, batch)
 
