@@ -34,11 +34,11 @@ def source(result: Row) -> str:
 
 
 def timed_rows(result: Row, direction: str) -> list[Row]:
-  """Returns the rows of a direction that have times."""
+  """Returns the rows of a direction that are right and have times."""
   return [
       row
       for row in result['rows']
-      if row['direction'] == direction and 'ms' in row
+      if row['direction'] == direction and row['status'] == 'ok' and 'ms' in row
   ]
 
 
@@ -217,14 +217,12 @@ def ahead(result: Row) -> figures.Figure:
           ('cudnn', "torch's cuDNN, float16", 'C7'),
       )
   ):
-    times = [
-        item['own'][program][pivots.BOTH]['ms']
-        / item['own']['rnnzoo'][pivots.BOTH]['ms']
-        for item in items
-    ]
+    found = [item['own'].get(program) for item in items]
+    times = [ways[pivots.BOTH]['ahead'] if ways else 0 for ways in found]
     places = [line + 0.38 * k - 0.19 for line in range(len(items))]
     own = ax.barh(places, times, 0.36, color=color, label=label)
-    ax.bar_label(own, [f'{t:.1f} x' for t in times], padding=5, fontsize=9.5)
+    labels = [f'{t:.1f} x' if t else 'wrong results' for t in times]
+    ax.bar_label(own, labels, padding=5, fontsize=9.5)
   names = [f'{item["shape"]}: {item["layer"]}' for item in items]
   ax.set_yticks(range(len(items)), names, fontsize=10)
   ax.set_ylim(len(items) - 0.5, -0.5)

@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40910, 175),
-    'rnnzoo/benchmark': (3820, 19),
+    'rnnzoo': (40940, 175),
+    'rnnzoo/benchmark': (3840, 19),
     'rnnzoo/cells': (1900, 12),
     'rnnzoo/command': (800, 4),
     'rnnzoo/convert': (1950, 11),
@@ -24,11 +24,11 @@ PLACES = {
     'rnnzoo/models': (1450, 5),
     'rnnzoo/tasks': (10690, 51),
     'rnnzoo/training': (5800, 20),
-    'pallas_kernels': (15930, 61),
+    'pallas_kernels': (16050, 61),
     'pallas_kernels/dense': (5350, 15),
     'pallas_kernels/mosaic': (2100, 13),
     'pallas_kernels/streaming': (2400, 8),
-    'pallas_kernels/tiled': (4375, 16),
+    'pallas_kernels/tiled': (4490, 16),
     'tests': (37530, 169),
     'benchmarks': (2300, 11),
 }
