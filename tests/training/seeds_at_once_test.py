@@ -56,61 +56,49 @@ class SeedsAtOnceTest(parameterized.TestCase):
         for s in range(3)
     ]
 
+  @parameterized.parameters(('arrays', 2), ('lessons', 3))
   @pytest.mark.slow
-  def test_equals_separate_runs(self):
-    self.equals_separate_runs('arrays')
-
-  @pytest.mark.slow
-  def test_with_lessons_equals_separate_runs(self):
-    # Patience counts from the end of the lessons.
-    self.equals_separate_runs('lessons', num_epochs=8)
+  def test_equals_separate_runs(self, kind, at_once):
+    self.equals_separate_runs(kind, at_once)
 
   @pytest.mark.exhaustive
   def test_of_a_generator_equals_separate_runs(self):
-    self.equals_separate_runs('generator')
+    self.equals_separate_runs('generator', 2)
 
-  def equals_separate_runs(self, kind, **fields):
-    train = lambda name, at_once: training.train_and_evaluate(
-        self.prepare(kind, name, at_once, **fields)
-    )
-    train('one', 1)
-    # A group of two, and one that is left over.
-    train('two', 2)
-    groups = ['two']
-    if kind == 'arrays':
-      train('all', 3)
-      groups.append('all')
-    one = self.results('one')
-    lengths = [result['num_epochs'] for result in one]
-    self.assertGreater(len(set(lengths)), 1)
-    for name in groups:
-      for found, wanted in zip(self.results(name), one, strict=True):
-        self.assertEqual(found['stopped'], wanted['stopped'])
-        self.assertEqual(found['best_epoch'], wanted['best_epoch'])
-        for row, wanted_row in zip(
-            found['history'], wanted['history'], strict=True
-        ):
-          for key, value in wanted_row.items():
-            np.testing.assert_allclose(row[key], value, 2e-4, err_msg=key)
+  def equals_separate_runs(self, kind, at_once):
+    # Patience counts from the end of the lessons.
+    fields = {'num_epochs': 8} if kind == 'lessons' else {}
 
-  @parameterized.parameters('arrays', 'lessons')
-  @pytest.mark.slow
-  def test_resumed_equals_uninterrupted(self, kind):
-    training.train_and_evaluate(self.prepare(kind, 'whole', 3))
+    def train(name, seeds_at_once):
+      experiment = self.prepare(kind, name, seeds_at_once, **fields)
+      training.train_and_evaluate(experiment)
+
+    train('separate', 1)
+    train('whole', at_once)
+    separate = self.results('separate')
+    self.assertGreater(len({result['num_epochs'] for result in separate}), 1)
+    for found, wanted in zip(self.results('whole'), separate, strict=True):
+      self.assertEqual(found['stopped'], wanted['stopped'])
+      self.assertEqual(found['best_epoch'], wanted['best_epoch'])
+      for row, wanted_row in zip(
+          found['history'], wanted['history'], strict=True
+      ):
+        for key, value in wanted_row.items():
+          np.testing.assert_allclose(row[key], value, 2e-4, err_msg=key)
     save, saved = seed_state.SeedState.save, []
 
     def save_and_fail(run, checkpoints):
       save(run, checkpoints)
       saved.append(len(run.history))
-      # After the second seed's second epoch, before the third one's, which has
+      # Of three seeds two have done their second epoch: the third one's has
       # another lesson than the others' third epoch.
       if len(saved) == 5:
         raise KeyboardInterrupt
 
     with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
       with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare(kind, 'killed', 3))
-    training.train_and_evaluate(self.prepare(kind, 'killed', 3))
+        train('killed', at_once)
+    train('killed', at_once)
     names = [f'seed_{seed}/metrics.csv' for seed in range(3)]
     for name in (*names, 'report.json'):
       whole, killed = (self.workdir / run / name for run in ('whole', 'killed'))
