@@ -266,13 +266,15 @@ class _Team:
       words = [instructions.as_word(x) for x in ptx.unstack(part)]
       for half in range(2):
         sync.send(
-            *(self.ref, self._at(self.member, index, half)),
-            *(words[4 * half : 4 * half + 4], self.signal, 0),
-            *(jnp.int32(rank), all_threads),
+            self.ref,
+            self._at(self.member, index, half),
+            words[4 * half : 4 * half + 4],
+            self.signal,
+            0,
+            jnp.int32(rank),
+            all_threads,
         )
-    sync.expect(
-        self.signal, 0, jnp.int32(4 * self.config.sum_words), self._one
-    )
+    sync.expect(self.signal, 0, jnp.int32(4 * self.config.sum_words), self._one)
 
   def wait(self, count) -> None:
     """Waits until all members have sent so many times, one or more."""

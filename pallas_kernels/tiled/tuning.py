@@ -123,7 +123,8 @@ def choose(
     tiles = cut.Tiles(config=config, batch=batch, heads=heads, size=size)
     most = _teams(target, members)
     uneven = depth // limits.DEPTH % members or 2 * config.groups % members
-    if tiles.total <= most and not uneven:
+    # Three warpgroups have too few registers.
+    if tiles.total <= most and not uneven and config.warpgroups < 3:
       team = dataclasses.replace(config, members=members)
       stage = 2 * limits.DEPTH * (config.rows + gates * config.units)
       stages = min(_MOST_STAGES, (_SMEM - 4 * team.sum_words) // stage)
@@ -289,9 +290,10 @@ def _teams(target: devices.Target, members: int) -> int:
   """Returns the clusters of two or four that are on the device at once.
 
   They have to fit however pairs of multiprocessors are dealt to 8 groups: of
-  clusters of four, each group may have a pair left over.
+  clusters of four, each group may have a pair left over. On 132
+  multiprocessors 64 clusters of two were run, and no more.
   """
-  return (target.cores - (2 * 8 if members > 2 else 0)) // members
+  return (target.cores - (2 * 8 if members > 2 else 4)) // members
 
 
 def _configs(size: int, gates: int, target: devices.Target) -> Iterator[Config]:

@@ -16,7 +16,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-import rnnzoo
 from rnnzoo import convert
 
 # Steps of the hand-written loop that are unrolled, by implementation's name.

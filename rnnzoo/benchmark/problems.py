@@ -121,7 +121,7 @@ class Problem:
   arguments: tuple[Any, Any]
   make: Callable[[str, str], Run]
   traffic: tuple[int, ...] = ()
-  options: Mapping[str, Any] | None = None
+  options: dict[str, Any] | None = None
 
   def function(
       self, implementation: str, direction: str, dtype: str | None = None

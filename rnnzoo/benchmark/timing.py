@@ -115,7 +115,7 @@ def lower(
     function: Callable[..., Any],
     *arguments: Any,
     quick: bool = False,
-    options: Mapping[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> Callable[[], Program]:
   """Traces a function and returns its compilation, to be run in any thread.
 
@@ -130,7 +130,7 @@ def lower(
 
   def finish() -> Program:
     start = time.perf_counter()
-    call = lowered.compile(compiler_options=options and dict(options))
+    call = lowered.compile(compiler_options=options)
     seconds = traced + time.perf_counter() - start
     found = call.memory_analysis()
     memory = {

@@ -8,6 +8,7 @@ from unittest import mock
 from absl.testing import absltest
 from flax import nnx
 import jax.numpy as jnp
+import pytest
 
 from benchmarks import agru_ablations
 from benchmarks import pivots
@@ -55,6 +56,7 @@ class AblationsTest(absltest.TestCase):
         holder = functools.reduce(getattr, folders, config)
         self.assertIsInstance(ast.literal_eval(value), type(holder[last]))
 
+  @pytest.mark.slow
   def test_table(self):
     lines = pathlib.Path(agru_ablations.CASES).read_text().splitlines()
     cases = self.directory / 'cases.txt'

@@ -230,6 +230,7 @@ class TaskTest(parameterized.TestCase):
       inputs, pixel = np.sort(inputs, 1), np.sort(pixel, 1)
     np.testing.assert_array_equal(inputs.ravel(), pixel.ravel())
 
+  @pytest.mark.slow
   def test_channels_stay_together(self):
     task = make_task()
     images = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3)

@@ -233,6 +233,7 @@ class CheckpointsTest(RunFilesTestCase):
     self.assertIn('resumed after epoch 3\n', self.resume())
     self.check_same()
 
+  @pytest.mark.slow
   def test_no_good_one_left(self):
     self.copy()
     (self.workdir / 'seed_0/result.json').unlink()

@@ -135,6 +135,7 @@ class TrainedTest(absltest.TestCase):
     model = training.Trained(model=None, config=None, seed=0, task=task)
     self.assertEqual(list(model.sample(length=3)), ["{'length': 3}"])
 
+  @pytest.mark.slow
   def test_load_what_is_not_there(self):
     with self.assertRaisesRegex(FileNotFoundError, 'it has no config.json'):
       training.load(self.workdir.parent)
