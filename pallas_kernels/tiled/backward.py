@@ -282,14 +282,12 @@ class _Team:
 
   def total(self, index: int) -> Array:
     """Returns the sum of all members for a part, float32 [8 * 128]."""
-    all_sums = []
+    sums = []
     for sender in range(self.config.members):
-      words: list[Array] = []
-      for half in range(2):
-        at = self._at(sender, index, half)
-        words += memory.load_words_smem(self.ref, at)
-      all_sums.append(ptx.stack([instructions.as_float(w) for w in words]))
-    return functools.reduce(jnp.add, all_sums)
+      places = [self._at(sender, index, half) for half in range(2)]
+      words = [w for at in places for w in memory.load_words_smem(self.ref, at)]
+      sums.append(ptx.stack([instructions.as_float(word) for word in words]))
+    return functools.reduce(jnp.add, sums)
 
 
 class _Streamed(Warpgroup):

@@ -58,8 +58,7 @@ class Config:
   @property
   def sum_words(self) -> int:
     """Shared memory for the sums of all members, in int32."""
-    shared = self.members > 1
-    return shared * self.rows * self.units
+    return (self.members > 1) * self.rows * self.units
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
