@@ -137,12 +137,13 @@ def prepare(
       task.batch_size, config.num_devices, config.seeds_at_once
   )
   _check_seeds(config, task.splits['train'], placement)
+  train = task.splits['train']
   steps_per_epoch = visits.Visits(
-      task.splits['train'], task.batch_size, placement
+      train, task.batch_size, placement
   ).steps_per_epoch
   num_steps = config.num_epochs * steps_per_epoch
   _check_steps(config, steps_per_epoch)
-  program = step.make_program(
+  program = step.Program(
       task,
       optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
       config.eval_batch_size,
@@ -151,22 +152,19 @@ def prepare(
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
   )
-  _check_program(program, task.splits['train'], config.optimizer)
-  full_name = name
+  _check_program(program, train, config.optimizer)
+  full_name = prefix = name
   if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
+    prefix += '-changed'
+  path = processes.from_first(
+      lambda: run_directory.open_or_create(
+          config, data, workdir, full_name, prefix, mode
+      )
+  )
   return Experiment(
       config=config,
-      workdir=processes.from_first(
-          lambda: run_directory.open_or_create(
-              config,
-              data,
-              workdir,
-              full_name,
-              prefix=f'{name}-changed' if differs else name,
-              mode=mode,
-          )
-      ),
+      workdir=path,
       name=full_name,
       changed=changed,
       task=task,
@@ -298,25 +296,22 @@ def _check_seeds(
     placement: placements.Placement,
 ) -> None:
   """Raises ValueError if several seeds cannot train at once."""
-  if config.seeds_at_once == 1:
-    return
-  if placement.num_devices > 1:
-    raise ValueError(
-        'config.seeds_at_once must be 1 on several devices; got'
-        f' {config.seeds_at_once} on {placement.num_devices}; set'
-        ' config.num_devices to 1 for several seeds at once'
-    )
-  if config.keep_data_on == 'host':
-    raise ValueError(
-        "config.seeds_at_once must be 1 with config.keep_data_on='host'; got"
-        f' {config.seeds_at_once}'
-    )
   is_generator = isinstance(train, protocol.Generator)
-  if not is_generator and len(protocol.buckets(train)) > 1:
+  reason = ''
+  if placement.num_devices > 1:
+    reason = (
+        f'on {placement.num_devices} devices; config.num_devices=1 would do'
+    )
+  elif config.keep_data_on == 'host':
+    reason = "with config.keep_data_on='host'"
+  elif not is_generator and len(protocol.buckets(train)) > 1:
+    reason = (
+        f'for the task {config.task!r}, whose batches are of different lengths'
+        ' in each seed'
+    )
+  if config.seeds_at_once > 1 and reason:
     raise ValueError(
-        f'config.seeds_at_once must be 1 for the task {config.task!r}, whose'
-        ' batches are of different lengths in each seed; got'
-        f' {config.seeds_at_once}'
+        f'config.seeds_at_once must be 1 {reason}; got {config.seeds_at_once}'
     )
 
 

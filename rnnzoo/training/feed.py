@@ -189,17 +189,14 @@ def run_epoch(
   done, call_steps = 0, 1
   for examples, order, num_steps in pieces:
     end = done + num_steps
-    if num_steps == program.steps_per_epoch and not is_short:
-      state = jax.block_until_ready(
-          program.train_epoch(state, examples, order, scale, key)
-      )
-      done = end
-      on_progress(done)
     while done < end:
       steps = min(call_steps, end - done) if is_short else num_steps
+      is_epoch = not is_short and steps == program.steps_per_epoch
       start = time.monotonic()
       state = jax.block_until_ready(
-          program.train_steps(state, examples, order, steps, scale, key)
+          program.train_steps(
+              state, examples, order, None if is_epoch else steps, scale, key
+          )
       )
       seconds = time.monotonic() - start
       done += steps

@@ -20,7 +20,6 @@ from rnnzoo.training import checkpointing
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import feed as feeds
 from rnnzoo.training import files
-from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import processes
 from rnnzoo.training import records as records_lib
 from rnnzoo.training import report as report_lib
@@ -75,18 +74,14 @@ def lesson(experiment: experiments.Experiment, one: Seed) -> int:
   return split.lesson(len(one.run.history) + 1)
 
 
-def train(
+def _train(
     experiment: experiments.Experiment,
     group: Sequence[Seed],
     active: Sequence[Seed],
 ) -> tuple[Any, Any]:
-  """Trains for one epoch; returns parameters and statistics.
+  """Trains active seeds for one epoch; returns parameters and statistics.
 
-  Args:
-    experiment: the experiment from `prepare`.
-    group: the seeds of the compiled call; with several, results have a leading
-      axis.
-    active: the seeds whose state changes, from `find_active`.
+  Those of several seeds have a leading axis, one entry a seed of the group.
   """
   program, steps = experiment.program, experiment.steps_per_epoch
 
@@ -99,7 +94,7 @@ def train(
       for one in group
   ]
   states = [one.run.state for one in group]
-  scales = [_scale(experiment, one.run) for one in group]
+  scales = [one.run.scale(experiment) for one in group]
   keys = [one.key for one in group]
   if len(group) == 1:
     state = feeds.run_epoch(
@@ -109,16 +104,16 @@ def train(
     return state.params, state.statistics
   # Each seed's epoch is one piece, of examples that all seeds share.
   whole = [next(piece) for piece in pieces]
-  together = whole[0]._replace(order=stack([piece.order for piece in whole]))
+  together = whole[0]._replace(order=_stack([piece.order for piece in whole]))
   state = feeds.run_epoch(
       program.at_once,
-      stack(states),
+      _stack(states),
       [together],
-      stack(scales),
-      stack(keys),
+      _stack(scales),
+      _stack(keys),
       tell,
   )
-  for one, own in zip(group, unstack(state, len(group)), strict=True):
+  for one, own in zip(group, _unstack(state, len(group)), strict=True):
     if one in active:
       one.run.state = own
       one.records.update((len(one.run.history) + 1) * steps)
@@ -126,114 +121,29 @@ def train(
 
 
 @jax.jit
-def stack(trees: Sequence[Any]) -> Any:
+def _stack(trees: Sequence[Any]) -> Any:
   """Returns trees of arrays as one, with a leading axis."""
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def unstack(tree: Any, count: int) -> list[Any]:
+def _unstack(tree: Any, count: int) -> list[Any]:
   """Returns the entries of a tree of arrays with a leading axis."""
   return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
 
 
-def validate(
+def _validate(
     experiment: experiments.Experiment,
     group: Sequence[Seed],
     trained: tuple[Any, Any],
     split: Any,
-) -> dict[int, protocol.Evaluation]:
-  """Returns the results of the validation by seed.
-
-  Args:
-    experiment: the experiment from `prepare`.
-    group: the seeds.
-    trained: the parameters and statistics from `train`.
-    split: the validation split on the devices.
-  """
+) -> list[protocol.Evaluation]:
+  """Returns the results of the validation of each seed."""
   program = experiment.program
   if len(group) == 1:
-    return {group[0].seed: program.evaluate(*trained, split)}
+    return [program.evaluate(*trained, split)]
   whole = program.at_once.evaluate(*trained, split)
-  return {
-      one.seed: jax.tree.map(lambda x, place=place: x[place], whole)
-      for place, one in enumerate(group)
-  }
-
-
-def conclude(
-    experiment: experiments.Experiment,
-    run: seed_state.SeedState,
-    evaluation: protocol.Evaluation,
-) -> bool:
-  """Draws the conclusions of an epoch, and returns whether it is the best.
-
-  Args:
-    experiment: the experiment from `prepare`.
-    run: the seed.
-    evaluation: the results of its validation.
-  """
-  config, state = experiment.config, run.state
-  metrics = protocol.epoch_metrics(experiment.task)
-  validation = metrics_lib.of_examples(evaluation, metrics)
-  mean = lambda total: float(total) / experiment.steps_per_epoch
-  totals = state.scores | {'loss': state.loss}
-  train = metrics_lib.of_means(jax.tree.map(mean, totals), metrics)
-  before = sum(row.get('skipped_steps', 0) for row in run.history)
-  skipped = int(state.skipped) - before
-  num_updates = max(experiment.steps_per_epoch - skipped, 1)
-  row = {
-      'epoch': len(run.history) + 1,
-      # The last step's, without the digits that float32 makes up.
-      'learning_rate': float(f'{learning_rate(experiment, run, -1):.6g}'),
-      **{f'train_{name}': value for name, value in train.items()},
-      'gradient_norm': float(state.gradient_norm) / num_updates,
-      **{f'validation_{name}': value for name, value in validation.items()},
-      **learned_numbers(state.params),
-  }
-  if state.loss_scale is not None:
-    row['skipped_steps'] = skipped
-    row['loss_scale'] = float(state.loss_scale.scale)
-  run.history.append(row)
-  is_warm = state.step - state.skipped >= config.optimizer.warmup_steps
-  split = experiment.task.splits['train']
-  lessons = split.lessons if isinstance(split, protocol.Generator) else ()
-  return run.conclude(
-      config,
-      experiment.plateau,
-      metrics,
-      functools.partial(learning_rate, experiment, run) if is_warm else None,
-      lesson_epochs=sum(num_epochs for num_epochs, _ in lessons),
-  )
-
-
-def learned_numbers(params: Any) -> dict[str, float]:
-  """Returns the parameters that are one number, A-GRU's ε say, by path."""
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='.')
-  return {
-      name(path).removesuffix('.value'): float(leaf)
-      for path, leaf in jax.tree.leaves_with_path(params)
-      if leaf.ndim == 0
-  }
-
-
-def _scale(
-    experiment: experiments.Experiment, run: seed_state.SeedState
-) -> jax.Array:
-  """Returns the plateau rule's factor of the learning rate."""
-  return run.plateau.scale if experiment.plateau else jnp.ones(())
-
-
-def learning_rate(
-    experiment: experiments.Experiment,
-    run: seed_state.SeedState,
-    offset: int = 0,
-) -> float:
-  """Returns the learning rate of the next step, or so many steps later."""
-  # The optimiser knows of no step that was skipped.
-  known = run.state.step - run.state.skipped
-  rate = experiment.schedule(jnp.maximum(known + offset, 0))
-  return float(rate * _scale(experiment, run))
+  return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(group))]
 
 
 @promotion.of_dtypes
@@ -271,12 +181,10 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
     ]
     if group:
       run_seeds(experiment, splits, group)
-  results = []
-  for seed in seeds:
-    read = functools.partial(
-        report_lib.read_result, workdir, seed, task.dataset
-    )
-    results.append(processes.from_first(read))
+  read = lambda: [
+      report_lib.read_result(workdir, seed, task.dataset) for seed in seeds
+  ]
+  results = processes.from_first(read)
   metrics = protocol.all_metrics(task)
   own = task.report(
       results, functools.partial(trained_lib.best_model, experiment)
@@ -337,18 +245,19 @@ def run_seeds(
     while active := find_active(experiment, group):
       for one in active:
         one.records.start(lesson(experiment, one))
-      trained = train(experiment, group, active)
+      trained = _train(experiment, group, active)
       for one in active:
         one.records.lap('training')
-      validations = validate(experiment, group, trained, splits['validation'])
-      for one in active:
-        is_best = conclude(experiment, one.run, validations[one.seed])
-        one.records.lap('validation')
-        _record(experiment, one, is_best)
+      results = _validate(experiment, group, trained, splits['validation'])
+      for one, result in zip(group, results, strict=True):
+        if one in active:
+          one.run.add_row(experiment, result)
+          is_best = one.run.conclude(experiment)
+          one.records.lap('validation')
+          _record(experiment, one, is_best)
   for one in group:
     tests = trained_lib.evaluate_best(experiment, one.run.best, splits['test'])
-    finish = functools.partial(_finish, experiment, one, tests)
-    processes.from_first(finish)
+    processes.from_first(functools.partial(_finish, experiment, one, tests))
 
 
 def _begin(

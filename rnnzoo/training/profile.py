@@ -155,7 +155,7 @@ def profile(experiment: experiments.Experiment) -> str:
   num_steps = min(NUM_STEPS, most)
   given = examples, order, num_steps, 1.0, keys[2]
   state = program.init(keys[0])
-  compiled = program.train_steps.lower(state, *given).compile()  # type: ignore[attr-defined]
+  compiled = program.train_steps.lower(state, *given).compile()
   state = jax.block_until_ready(compiled(state, *given))
   start = time.monotonic()
   state = jax.block_until_ready(compiled(state, *given))

@@ -3,7 +3,6 @@
 Several processes draw equal conclusions, since they have equal numbers.
 """
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
@@ -88,29 +87,73 @@ class SeedState:
     vars(self).update(progress)
     return True
 
-  def conclude(
+  def learning_rate(
+      self, experiment: experiments.Experiment, offset: int = 0
+  ) -> float:
+    """Returns the learning rate of the next step, or so many steps later."""
+    # The optimiser knows of no step that was skipped.
+    known = self.state.step - self.state.skipped
+    rate = experiment.schedule(jnp.maximum(known + offset, 0))
+    return float(rate * self.scale(experiment))
+
+  def scale(self, experiment: experiments.Experiment) -> jax.Array:
+    """Returns the plateau rule's factor of the learning rate."""
+    return self.plateau.scale if experiment.plateau else jnp.ones(())
+
+  def add_row(
       self,
-      config: ml_collections.ConfigDict,
-      plateau: optax.GradientTransformationExtraArgs | None,
-      metrics: Sequence[protocol.Metric],
-      next_rate: Callable[[], float] | None = None,
-      lesson_epochs: int = 0,
-  ) -> bool:
-    """Draws the conclusions of the last epoch; returns whether it is the best.
+      experiment: experiments.Experiment,
+      evaluation: protocol.Evaluation,
+  ) -> None:
+    """Adds the numbers of an epoch to the history.
 
     Args:
-      config: the resolved config.
-      plateau: the rule that lowers the learning rate, or None.
-      metrics: the metrics of the task, one of which is monitored.
-      next_rate: function that returns the learning rate of the next step; None
-        to go on whatever it is.
-      lesson_epochs: number of epochs on lessons, which come first. No patience
-        counts these epochs, and once they are over none is the best.
+      experiment: the experiment from `prepare`.
+      evaluation: the results of the validation.
     """
+    state, num_steps = self.state, experiment.steps_per_epoch
+    metrics = protocol.epoch_metrics(experiment.task)
+    validation = metrics_lib.of_examples(evaluation, metrics)
+    totals = state.scores | {'loss': state.loss}
+    train = metrics_lib.of_means(
+        {name: float(total) / num_steps for name, total in totals.items()},
+        metrics,
+    )
+    before = sum(row.get('skipped_steps', 0) for row in self.history)
+    skipped = int(state.skipped) - before
+    row = {
+        'epoch': len(self.history) + 1,
+        # The last step's, without the digits that float32 makes up.
+        'learning_rate': float(f'{self.learning_rate(experiment, -1):.6g}'),
+        **{f'train_{name}': value for name, value in train.items()},
+        'gradient_norm': float(state.gradient_norm)
+        / max(num_steps - skipped, 1),
+        **{f'validation_{name}': value for name, value in validation.items()},
+        **learned_numbers(state.params),
+    }
+    if state.loss_scale is not None:
+      row['skipped_steps'] = skipped
+      row['loss_scale'] = float(state.loss_scale.scale)
+    self.history.append(row)
+
+  def conclude(self, experiment: experiments.Experiment) -> bool:
+    """Draws the conclusions of the last epoch; returns whether it is the best.
+
+    No patience counts the epochs of lessons, which come first, and once they
+    are over none of them is the best.
+
+    Args:
+      experiment: the experiment from `prepare`.
+    """
+    config, plateau = experiment.config, experiment.plateau
     row, epoch = self.history[-1], len(self.history)
+    train = experiment.task.splits['train']
+    lessons = train.lessons if isinstance(train, protocol.Generator) else ()
+    lesson_epochs = sum(num_epochs for num_epochs, _ in lessons)
     is_lesson = epoch <= lesson_epochs
     if epoch == lesson_epochs + 1:
       self.stopper = self.stopper.reset()
+    metrics = protocol.epoch_metrics(experiment.task)
     value = metrics_lib.monitored(config.monitor, row[config.monitor], metrics)
     if plateau and not is_lesson:
       self.plateau = optimization.update_plateau(plateau, self.plateau, value)
@@ -126,18 +169,30 @@ class SeedState:
     self.diverged = not all(
         math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
     )
+    optimizer = config.optimizer
+    is_warm = self.state.step - self.state.skipped >= optimizer.warmup_steps
+    least = optimizer.stop_rate * (1 - 1e-6)
     if self.diverged:
       self.stopped = f'the loss was not finite in epoch {epoch}'
     elif self.stopper.should_stop:
       self.stopped = f'early stopping after epoch {epoch}'
     elif epoch == config.num_epochs:
       self.stopped = f'all {epoch} epochs'
-    elif next_rate and next_rate() < config.optimizer.stop_rate * (1 - 1e-6):
+    elif is_warm and self.learning_rate(experiment) < least:
       self.stopped = (
-          f'learning rate below {config.optimizer.stop_rate:g} after epoch'
-          f' {epoch}'
+          f'learning rate below {optimizer.stop_rate:g} after epoch {epoch}'
       )
     return is_best
+
+
+def learned_numbers(params: Any) -> dict[str, float]:
+  """Returns the parameters that are one number, A-GRU's ε say, by path."""
+  name = lambda path: jax.tree_util.keystr(path, simple=True, separator='.')
+  return {
+      name(path).removesuffix('.value'): float(leaf)
+      for path, leaf in jax.tree.leaves_with_path(params)
+      if leaf.ndim == 0
+  }
 
 
 def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:

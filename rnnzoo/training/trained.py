@@ -95,7 +95,7 @@ def evaluate_best(
     if name not in ('train', 'validation'):
       # One at a time: they may be long.
       loaded = test if name == 'test' else program.load(split)
-      evaluation = program.evaluate(*best, loaded, predict=True)
+      evaluation = program.evaluate(best[0], best[1], loaded, predict=True)
       measured = task.measure(model, name, evaluation.predictions)
       tests[name] = metrics_lib.of_test(evaluation, measured, task)
   return tests

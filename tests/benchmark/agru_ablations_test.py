@@ -17,7 +17,7 @@ import rnnzoo
 from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.training import files
-from rnnzoo.training import loop
+from rnnzoo.training import seed_state
 from tests.testing import finished_run
 
 
@@ -91,9 +91,9 @@ class AblationsTest(absltest.TestCase):
 
   def test_epsilon_is_a_column(self):
     layer = rnnzoo.AGRU(2, 3, epsilon=0.25, rngs=nnx.Rngs(0))
-    found = loop.learned_numbers(nnx.state(layer, nnx.Param))
+    found = seed_state.learned_numbers(nnx.state(layer, nnx.Param))
     self.assertEqual(found, {'cell_params.epsilon': 0.25})
-    self.assertEqual(loop.learned_numbers({'w': jnp.ones(1)}), {})
+    self.assertEqual(seed_state.learned_numbers({'w': jnp.ones(1)}), {})
     path = self.directory / 'metrics.csv'
     files.write_csv(path, 'digits', [{'epoch': 1, **found}])
     self.assertEqual(

@@ -78,7 +78,7 @@ class ConfigsTest(parameterized.TestCase):
     backbones._warn_once.cache_clear()
     optimizer = optimization.make_optimizer(config.optimizer, num_steps=10)
     optimization.make_plateau(config.optimizer)
-    init = step.make_program(task, optimizer, 100).init
+    init = step.Program(task, optimizer, 100).init
     with self.assertNoLogs('absl', 'WARNING'):
       state = jax.eval_shape(init, jax.random.key(0))
     self.assertNotEmpty(jax.tree.leaves(state.params))

@@ -476,7 +476,7 @@ class TrainingTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_steps_and_predictions(self, name, inputs, metric):
     task = make(name)
-    program = step.make_program(task, optax.adam(1e-2), 25)
+    program = step.Program(task, optax.adam(1e-2), 25)
     key = jax.random.key(0)
     state = program.train_steps(
         program.init(key), visits.Lesson(0), key, 5, 1.0, key
@@ -517,7 +517,7 @@ class TrainingTest(parameterized.TestCase):
     given.optimizer.update(name='adam', weight_decay=0.0)
     steps = 500
     task = tasks.TASKS['state_tracking'](given)
-    program = step.make_program(
+    program = step.Program(
         task, optimization.make_optimizer(given.optimizer, steps), 300
     )
     test = program.load(task.splits['test'])

@@ -41,7 +41,7 @@ def train(count: int, kind: str) -> dict:
   else:
     task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   placement = placements.choose(task.batch_size, count)
-  program = step_lib.make_program(task, optax.adam(1e-2), 4, placement)
+  program = step_lib.Program(task, optax.adam(1e-2), 4, placement)
   train_split = task.splits['train']
   is_generator = isinstance(train_split, tasks.Generator)
   if placement.mesh is None and not is_generator:

@@ -43,7 +43,7 @@ class LossScalingTest(parameterized.TestCase):
     huge = dynamic_scale.DynamicScale(
         growth_interval=99, fin_steps=jnp.int32(0), scale=jnp.float32(2.0**40)
     )
-    program = step.make_program(task, optax.adam(1e-2), 4, loss_scale=huge)
+    program = step.Program(task, optax.adam(1e-2), 4, loss_scale=huge)
     key = jax.random.key(0)
     state = program.init(key)
     before = jax.tree.map(np.asarray, state[:3])

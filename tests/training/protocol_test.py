@@ -246,7 +246,7 @@ class WeightedStepTest(absltest.TestCase):
   @pytest.mark.slow
   def test_the_weighted_mean_is_minimised(self):
     task = made_up_data.SumTask()
-    program = step_lib.make_program(task, optax.sgd(0.1), 4)
+    program = step_lib.Program(task, optax.sgd(0.1), 4)
     key = jax.random.key(3)
     start = program.init(jax.random.key(0))
     graphdef, _, _ = step_lib.split(task.build_model(nnx.Rngs(0)))

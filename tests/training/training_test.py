@@ -43,7 +43,7 @@ def make_program(learning_rate=1e-2):
   """Returns a task whose steps carry all there is to carry, and its program."""
   task = made_up_task.SignTask(num_layers=2, norm='batch', dropout_rate=0.2)
   optimizer = optax.adam(learning_rate)
-  return task, step_lib.make_program(task, optimizer, eval_batch_size=4)
+  return task, step_lib.Program(task, optimizer, eval_batch_size=4)
 
 
 class OptimizationTest(parameterized.TestCase):
@@ -292,7 +292,7 @@ class ProgramTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError, 'config.model.dropconnect_rate=0.5: .* a recurrent matrix'
     ):
-      step_lib.make_program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
+      step_lib.Program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
 
   def test_constraint_holds_before_the_first_step(self):
     _, program = make_program()
@@ -382,19 +382,21 @@ class StopperTest(absltest.TestCase):
     config = made_up_task.base_config()
     config.early_stopping.patience = 2
     config.optimizer.update(plateau_factor=0.5, plateau_patience=0)
-    metrics = protocol.epoch_metrics(made_up_task.SignTask())
+    task = made_up_task.SignTask()
+    task.splits['train'] = protocol.Generator(None, 1, ((4, None),))
     plateau = optimization.make_plateau(config.optimizer)
     run = seed_state.SeedState(
-        state=mock.Mock(params={}, statistics={}),
+        state=mock.Mock(params={}, statistics={}, step=-1, skipped=0),
         plateau=plateau.init({}),
         best=None,
         stopper=seed_state.make_stopper(config.early_stopping),
     )
+    experiment = mock.Mock(config=config, plateau=plateau, task=task)
     scales = []
     # The fifth value, the first one after lessons, is worse than theirs.
     for value in (1.0, 2.0, 2.0, 2.0, 1.5, 1.5, 1.5):
       run.history.append({'train_loss': value, 'validation_loss': value})
-      run.conclude(config, plateau, metrics, lesson_epochs=4)
+      run.conclude(experiment)
       scales.append(float(run.plateau.scale))
       self.assertEqual(run.best_epoch, 5 if len(run.history) > 4 else 1)
       self.assertEqual(bool(run.stopped), len(run.history) == 7)
@@ -517,18 +519,20 @@ class TrainAndEvaluateTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_loss_that_is_not_finite(self):
     self.config.update(num_seeds=1, num_epochs=20)
-    make_program = step_lib.make_program
+    make_program = step_lib.Program
 
     def poisoned(*args):
       program = make_program(*args)
+      train = program.train_steps
 
       def train_steps(*given):
-        state = program.train_steps(*given)
+        state = train(*given)
         nan = jnp.where(state.step > 14, jnp.nan, 1.0)
         params = jax.tree.map(lambda x: x * nan, state.params)
         return state._replace(params=params)
 
-      return program._replace(train_steps=train_steps)
+      program.train_steps = train_steps
+      return program
 
     with mock.patch.object(step_lib, 'make_program', poisoned):
       report = self.train()
@@ -625,7 +629,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
           gradient_norm=jnp.float32(2.0),
           skipped=jnp.int32(skipped),
       )
-      loop.conclude(experiment, run, evaluation)
+      run.add_row(experiment, evaluation)
     rates, norms = (
         [row[name] for row in run.history]
         for name in ('learning_rate', 'gradient_norm')
