@@ -287,6 +287,10 @@ rnnzoo/training/seed_state.py tests/training/training_test.py
   + config.patience  @ stops_after_patience
   - (1 - 1e-6)
   + 0.0  @ stops_at_a_learning_rate
+  - (experiment, -1)
+  + (experiment)  @ of_the_last_step
+  - max(num_steps - skipped, 1)
+  + num_steps  @ of_the_last_step
 rnnzoo/training/metrics.py tests/training/protocol_test.py
   - metric.greatest - value
   + value  @ direction
@@ -334,11 +338,6 @@ rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   + if False  @ another_seed
   - and n == str(int(n))
   +   @ names_that_no_run
-rnnzoo/training/loop.py tests/training/training_test.py
-  - (experiment, run, -1)
-  + (experiment, run)  @ of_the_last_step
-  - max(experiment.steps_per_epoch - skipped, 1)
-  + experiment.steps_per_epoch  @ of_the_last_step
 rnnzoo/training/records.py tests/training/samples_test.py
   - if epoch <= done
   + if epoch < done  @ damaged

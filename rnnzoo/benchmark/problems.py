@@ -386,6 +386,11 @@ def _steps(case: cases.Case) -> Problem:
   and launches them in turn, which takes longer than they do.
   """
   shape = case.shape
+  if shape.in_features != shape.features:
+    raise ValueError(
+        'Steps need as many inputs as features, since y of a step is x of the'
+        f' next one; got {shape.in_features} and {shape.features}.'
+    )
   new_stack = layer_class(case.layer.removesuffix(STEP))
   make_stack = lambda dtype: new_stack(
       shape.in_features, shape.features, dtype=dtype, rngs=nnx.Rngs(0)

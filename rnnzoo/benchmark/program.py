@@ -120,7 +120,7 @@ def parse_flags(argv: list[str]) -> list[str]:
           f' given, and the suite {_SUITE.value!r} has {", ".join(known)}'
       )
   if flags.FLAGS['verbosity'].using_default_value:
-    flags.FLAGS['verbosity'].value = logging.WARNING
+    flags.FLAGS.verbosity = logging.WARNING  # type: ignore[assignment]
   return rest
 
 

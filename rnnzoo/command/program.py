@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     processes.give_up(processes.needs_memory(error))
   except BrokenPipeError:
     processes.stop_printing()  # Whoever reads has enough, as `head`.
+  except KeyboardInterrupt:
+    sys.exit(128 + signal.SIGINT)
 
 
 def _train(words: list[str]) -> None:

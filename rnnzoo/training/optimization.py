@@ -7,7 +7,7 @@ the moments), scale by the optimiser's moments, scale by the learning rate.
 optimiser moves once a step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import math
 import re
 import types
@@ -66,6 +66,56 @@ RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'loss_scale_interval': fields.integer(1),
     }
 )
+
+
+# Fields that act under a condition: its words, and the condition.
+_ACTS: Mapping[str, tuple[str, Callable[[ml_collections.ConfigDict], bool]]] = (
+    types.MappingProxyType(
+        {
+            **dict.fromkeys(
+                ('step_factor', 'step_epochs'),
+                ("schedule='step'", lambda config: config.schedule == 'step'),
+            ),
+            **dict.fromkeys(
+                ('plateau_patience', 'plateau_min_delta', 'plateau_floor'),
+                (
+                    'plateau_factor below 1',
+                    lambda config: config.plateau_factor < 1,
+                ),
+            ),
+            'b1': (
+                'adam, adamw or sgd',
+                lambda config: config.name in ('adam', 'adamw', 'sgd'),
+            ),
+            'b2': (
+                'adam, adamw or rmsprop',
+                lambda config: config.name in ('adam', 'adamw', 'rmsprop'),
+            ),
+            'weight_decay_exclude': (
+                'weight_decay above 0',
+                lambda config: config.weight_decay > 0,
+            ),
+        }
+    )
+)
+
+
+def without_effect(
+    config: ml_collections.ConfigDict, changed: Iterable[str]
+) -> Iterator[str]:
+  """Yields a sentence for each field of some that does nothing.
+
+  Args:
+    config: `config.optimizer`.
+    changed: names of fields that a user has set.
+  """
+  for name in changed:
+    needed, acts = _ACTS.get(name, ('', lambda config: True))
+    if not acts(config):
+      yield (
+          f'config.optimizer.{name}={config[name]!r} has no effect here; it'
+          f' acts with {needed}'
+      )
 
 
 def make_optimizer(

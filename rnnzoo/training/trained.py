@@ -201,14 +201,20 @@ class Trained:
           f'prompt must be a string, got {settings.a(type(prompt))}'
       )
     key = jax.random.key(self.seed) if key is None else key
-    if not isinstance(key, jax.Array):
+    try:
+      jax.eval_shape(jax.random.fold_in, key, 0)
+    except (TypeError, ValueError) as error:
       raise ValueError(
-          f'key must be one of JAX, got {settings.a(type(key))};'
+          f'key must be one key of JAX, got {fields.shorten(key)};'
           ' jax.random.key(0) would work'
-      )
+      ) from error
     known = inspect.signature(self.task.sample).parameters
     options: dict[str, Any] = {'length': length, 'temperature': temperature}
-    options = {name: v for name, v in options.items() if v is not None}
+    options = {
+        name: value.item() if hasattr(value, 'item') else value
+        for name, value in options.items()
+        if value is not None
+    }
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for name in options:
       if name not in known and not takes_all:

@@ -114,10 +114,13 @@ class CharactersTest(parameterized.TestCase):
     best = sample()
     self.assertLen(best, 21)
     self.assertEqual(sample(length=5), best[:6])
+    self.assertEqual(sample(length=45)[:21], best)
+    programs = characters._go_on._cache_size()
     warm = sample(temperature=2)
     self.assertNotEqual(warm, best)
     # So small that logits divided by it would be infinite.
     self.assertEqual(sample(temperature=1e-37), best)
+    self.assertEqual(characters._go_on._cache_size(), programs)
     self.assertEqual(self.config.to_json(), before)
     self.config.data.sample_temperature = 2.0
     self.assertEqual(sample(), warm)

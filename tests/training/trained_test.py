@@ -118,7 +118,9 @@ class TrainedTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(ValueError, message):
         list(loaded.predict_lines(lines))
-    with self.assertRaisesRegex(ValueError, 'one of JAX, got an int; jax.rand'):
+    with self.assertRaisesRegex(
+        ValueError, 'one key of JAX, got 3; jax.random.k'
+    ):
       loaded.sample('So', key=3)
     with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
       loaded.sample(3)

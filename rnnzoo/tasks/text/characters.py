@@ -266,23 +266,23 @@ class Characters(protocol.Task):
     )
 
 
-def _choose(logits, key, temperature):
-  if not temperature:
-    return jnp.argmax(logits)
-  # The greatest is zero: divided by a small temperature, it would be infinite.
-  logits = logits - jnp.max(logits)
-  return jax.random.categorical(key, logits / temperature)
-
-
 # Compiled once for all samples of a run: models of one config have one
 # structure.
-@functools.partial(jax.jit, static_argnames=('graphdef', 'temperature'))
+@functools.partial(jax.jit, static_argnames='graphdef')
 def _go_on(graphdef, state, carry, logits, key, first, temperature):
   """Chooses `_TOGETHER` characters, each by its number in the sample."""
 
+  def choose(logits, number):
+    # The greatest is zero: divided by a small temperature, it would be
+    # infinite.
+    is_warm = temperature > 0
+    scaled = (logits - jnp.max(logits)) / jnp.where(is_warm, temperature, 1)
+    random = jax.random.categorical(jax.random.fold_in(key, number), scaled)
+    return jnp.where(is_warm, random, jnp.argmax(logits))
+
   def step(past, number):
     carry, logits = past
-    token = _choose(logits, jax.random.fold_in(key, number), temperature)
+    token = choose(logits, number)
     carry, logits = nnx.merge(graphdef, state).step(carry, token)
     return (carry, logits), token
 
