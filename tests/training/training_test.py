@@ -542,7 +542,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       program.train_steps = train_steps
       return program
 
-    with mock.patch.object(step_lib, 'make_program', poisoned):
+    with mock.patch.object(step_lib, 'Program', poisoned):
       report = self.train()
     self.assertEqual(report['diverged'], [0])
     text = (self.workdir / 'report.json').read_text()
