@@ -107,15 +107,17 @@ def without_effect(
 
   Args:
     config: `config.optimizer`.
-    changed: names of fields that a user has set.
+    changed: names of fields that a user has set, as 'optimizer.b1'.
   """
   for name in changed:
-    needed, acts = _ACTS.get(name, ('', lambda config: True))
-    if not acts(config):
-      yield (
-          f'config.optimizer.{name}={config[name]!r} has no effect here; it'
-          f' acts with {needed}'
-      )
+    group, _, field = name.partition('.')
+    if group == 'optimizer' and field in _ACTS:
+      needed, acts = _ACTS[field]
+      if not acts(config):
+        yield (
+            f'config.{name}={config[field]!r} has no effect here; it acts with'
+            f' {needed}'
+        )
 
 
 def make_optimizer(

@@ -157,6 +157,7 @@ class OptimizationTest(parameterized.TestCase):
   def test_fields_without_effect(self):
     self.config.update(name='rmsprop', schedule='step', weight_decay=0.0)
     names = 'b1', 'b2', 'step_factor', 'weight_decay_exclude', 'clip_norm'
+    names = ['num_epochs', *(f'optimizer.{name}' for name in names)]
     found = list(optimization.without_effect(self.config, names))
     self.assertLen(found, 2)
     self.assertRegex(found[0], r'optimizer.b1=.* no effect here; .* or sgd$')
