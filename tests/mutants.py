@@ -282,6 +282,9 @@ rnnzoo/training/optimization.py tests/training/training_test.py
   + elif False  @ adamw
   - patience=config.plateau_patience + 1
   + patience=config.plateau_patience  @ plateau
+pallas_kernels/tiled/tuning.py tests/pallas_kernels/tiled/tiled_test.py
+  - tiles.total <= most and not uneven
+  + tiles.total <= most  @ fits
 rnnzoo/training/seed_state.py tests/training/training_test.py
   - config.patience - 1
   + config.patience  @ stops_after_patience
