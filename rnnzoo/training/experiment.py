@@ -138,8 +138,8 @@ def prepare(
   placement = placements.choose(
       task.batch_size, config.num_devices, config.seeds_at_once
   )
-  _check_seeds(config, task.splits['train'], placement)
   train = task.splits['train']
+  _check_seeds(config, train, placement)
   steps_per_epoch = visits.Visits(
       train, task.batch_size, placement
   ).steps_per_epoch

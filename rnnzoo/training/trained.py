@@ -211,7 +211,10 @@ class Trained:
     known = inspect.signature(self.task.sample).parameters
     options: dict[str, Any] = {'length': length, 'temperature': temperature}
     options = {
-        name: value.item() if hasattr(value, 'item') else value
+        # A number of numpy or JAX is as good as one of Python.
+        name: value.item()
+        if hasattr(value, 'item') and not value.ndim
+        else value
         for name, value in options.items()
         if value is not None
     }

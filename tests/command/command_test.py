@@ -68,6 +68,11 @@ class ProgramTest(absltest.TestCase):
     self.assertEqual(code, 0)
     self.assertIn(f'rnnzoo {rnnzoo.__version__}', out)
 
+  def test_an_interrupted_command(self):
+    interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+    with mock.patch.object(program, 'COMMANDS', {'sample': interrupt}):
+      self.assertEqual(run('sample', 'x'), (130, '', ''))
+
   def test_help_of_train(self):
     code, out, _ = run('train', '--help')
     self.assertEqual(code, 0)

@@ -135,7 +135,8 @@ class TrainedTest(absltest.TestCase):
   def test_samples_with_any_options(self):
     task = mock.Mock(sample=lambda model, prompt, key, **given: [str(given)])
     model = training.Trained(model=None, config=None, seed=0, task=task)
-    self.assertEqual(list(model.sample(length=3)), ["{'length': 3}"])
+    for three in (3, np.int64(3), jnp.int32(3)):
+      self.assertEqual(list(model.sample(length=three)), ["{'length': 3}"])
 
   @pytest.mark.slow
   def test_load_what_is_not_there(self):

@@ -663,8 +663,9 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     path = self.workdir / 'seed_0/result.json'
     return json.loads(path.read_text())['history']
 
-  def test_checkpoints_are_seconds_apart(self):
+  def test_checkpoints_are_seconds_apart_and_samples_epochs(self):
     config = self.config
+    config.sample_every = 2
     for seconds, saved in ((9.0, [1, 2, 3, 4]), (11.0, [4])):
       config.checkpoint_seconds = seconds
       one = mock.Mock()
@@ -675,6 +676,8 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         one.run.save.reset_mock()
         loop._record(mock.Mock(config=config), one, False)
         self.assertEqual(one.run.save.called, epoch in saved)
+      sampled = [call.args[0] for call in one.records.sample.mock_calls]
+      self.assertEqual(sampled, [2, 4])
 
   def test_options_are_checked_before_the_data(self):
     make = mock.Mock(side_effect=AssertionError('reads its data'))
