@@ -79,8 +79,8 @@ class KernelsTest(parameterized.TestCase):
         return
       traced = jax.jit(jax.grad(loss, (0, 1))).trace(params, x)
       text = traced.lower(lowering_platforms=('cuda',)).as_text()
-    # Forward and backward, each with one kernel and one exchange.
-    self.assertEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 2)
+    # Forward and backward, each with one exchange between two runs.
+    self.assertLessEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 4)
     self.assertEqual(text.count('"stablehlo.all_gather"'), 2)
 
 

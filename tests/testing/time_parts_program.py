@@ -292,7 +292,6 @@ def run(name: str) -> None:
   with contextlib.ExitStack() as stack:
     if forgets:
       stack.enter_context(mock.patch.object(time_devices, 'FEW', 4))
-      stack.enter_context(mock.patch.object(time_devices, 'MORE', 8))
     if implementation == 'pallas':
       stack.enter_context(streaming_loops.instead())
     program = value(loss).lower(*spread).compile()

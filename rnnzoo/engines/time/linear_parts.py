@@ -71,19 +71,11 @@ def _forward(static, a, b, h0, reset):
     out = pallas_kernels.linear_scan(a, b, h, reset=reset, reverse=reverse)
     return out, out[:, 0 if reverse else -1].astype(h.dtype)
 
-  def read(start, stop):
-    own, forcing, flags = _steps((a, b, reset), start, stop, h0.dtype)
-    return maps.restarted(own, forcing, flags, jnp.zeros_like(own[:, :1]))
-
   def end(start, stop):
-    own, forcing, flags = _steps((a, b, reset), start, stop, None)
-    last = api.last(own, forcing, reset=flags, reverse=reverse)
-    return last, _bits(own, flags)
+    own, forcing, flags = _steps((a, b, reset), start, stop)
+    return api.last(own, forcing, reset=flags, reverse=reverse)
 
-  functions = maps.compose, read, run_from
-  h, before = time_devices.run(
-      *functions, h0, a.shape[1], reverse, over, axis=1, end=end
-  )
+  h, before = _on_devices(run_from, end, (a, reset), h0, reverse, over)
   return h, (a, b, before, reset, h)
 
 
@@ -97,25 +89,19 @@ def _backward(static, saved, d_h):
     )
     return tuple(d_arrays) + (d_before,), d_before
 
-  def read(start, stop):
-    own, g, flags = _steps((a, d_h, reset), start, stop, before.dtype)
-    own, _ = maps.restarted(own, g, flags, jnp.zeros_like(own[:, :1]))
-    return own, jnp.where(own == 0, 0, own * g)
-
   zero = jnp.zeros_like(before)
 
   def end(start, stop):
-    own, *others, flags = _steps((a, b, h, d_h, reset), start, stop, None)
+    own, *others, flags = _steps((a, b, h, d_h, reset), start, stop)
     forcing, own_h, g = others
     # The last result, d_first, does not depend on the h before these steps.
     *_, d_first = api.adjoint(
         own, forcing, zero, own_h, zero, g, reset=flags, reverse=reverse
     )
-    return d_first, _bits(own, flags)
+    return d_first
 
-  functions = maps.compose, read, run_from
-  (d_a, d_b, d_before), _ = time_devices.run(
-      *functions, zero, a.shape[1], not reverse, over, axis=1, end=end
+  (d_a, d_b, d_before), _ = _on_devices(
+      run_from, end, (a, reset), zero, not reverse, over
   )
   is_first = time_devices.is_first(reverse, over)
   return d_a, d_b, jnp.where(is_first, d_before, 0), None
@@ -124,24 +110,24 @@ def _backward(static, saved, d_h):
 _run.defvjp(_forward, _backward)
 
 
-def _bits(a, reset):
-  """Returns a bound of log2 |product of a|, [B, F]; it knows no underflow."""
-  bits = jnp.log2(jnp.abs(a.astype(jnp.float32)))
-  if reset is not None:
-    bits = jnp.where(reset[..., None], -jnp.inf, bits)
-  return jnp.sum(bits, 1)
+def _on_devices(run_from, end, steps, h0, reverse, over):
+  """`time_devices.run`, given the steps' (a, reset)."""
+
+  def factors(start, stop):
+    a, reset = _steps(steps, start, stop)
+    a = a.astype(h0.dtype)
+    return a if reset is None else jnp.where(reset[..., None], 0, a)
+
+  time = steps[0].shape[1]
+  return time_devices.run(
+      run_from, end, factors, maps.compose, h0, time, reverse, over
+  )
 
 
-def _steps(arrays, start: int, stop: int, dtype):
-  """Returns some steps, in a dtype unless it is None; flags as they are."""
-  cut = [
-      None if x is None else lax.slice_in_dim(x, start, stop, axis=1)
-      for x in arrays
-  ]
-  return [
-      x if x is None or x.dtype == bool else x.astype(dtype or x.dtype)
-      for x in cut
-  ]
+def _steps(arrays, start: int, stop: int):
+  """Returns some steps of arrays, [B, T, ...], or None."""
+  cut = lambda x: lax.slice_in_dim(x, start, stop, axis=1)
+  return [None if x is None else cut(x) for x in arrays]
 
 
 Carry = cell_lib.Carry

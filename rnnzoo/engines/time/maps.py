@@ -120,7 +120,7 @@ def linear_scan(
   """Returns h_t = a_t h_{t-1} + b_t for all t.
 
   Args:
-    solve: `compose_scan`, `step_scan`, or a hashable function like them.
+    solve: `compose_scan` or `step_scan`.
     reverse: whether the recurrence runs from the last step to the first.
     a: [T, ...].
     b: [T, ...], like a.
@@ -147,6 +147,15 @@ def step_scan(a: Array, b: Array, reverse: bool) -> Array:
 
 def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
   """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+  return _prefixes(compose_scan, a, b, reverse)[1]
+
+
+def _prefixes(solve, a: Array, b: Array, reverse: bool) -> tuple[Array, Array]:
+  """Returns the maps (a, b) from before the first step to each step."""
+  if solve is step_scan:
+    step = lambda maps, ab: (compose(maps, ab),) * 2
+    identity = jnp.ones_like(a[0]), jnp.zeros_like(b[0])
+    return lax.scan(step, identity, (a, b), reverse=reverse)[1]
   if export.is_symbolic_dim(a.shape[0]):
     name, other = 'associative_scan', 'scan'
     raise NotImplementedError(
@@ -154,7 +163,7 @@ def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
         f' {a.shape[0]}: its rounds depend on it. The batch may be symbolic.'
         f' implementation={other!r} works.'
     )
-  return lax.associative_scan(compose, (a, b), reverse=reverse)[1]
+  return lax.associative_scan(compose, (a, b), reverse=reverse)
 
 
 def compose(first, second):
@@ -210,15 +219,12 @@ def _fold(a, b, h0, reverse):
 def _solve(static, a, b, h0):
   """Returns h, and the h before the first step: h0 where time is whole."""
   solve, reverse, over = static
-
-  def run(before):
-    h = solve(a, _fold(a, b, before, reverse), reverse)
-    return h, h[0 if reverse else -1]
-
   if not over:
-    return run(h0)[0], h0
-  read = lambda start, stop: (a[start:stop], b[start:stop])
-  return time_devices.run(compose, read, run, h0, a.shape[0], reverse, over)
+    return solve(a, _fold(a, b, h0, reverse), reverse), h0
+  a, b = _prefixes(solve, a, b, reverse)
+  last = 0 if reverse else -1
+  before = time_devices.enter(compose, (a[last], b[last]), h0, reverse, over)
+  return affine(a, b, before), before
 
 
 def _forward(static, operands):
