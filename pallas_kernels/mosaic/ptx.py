@@ -204,13 +204,15 @@ def _letter(t: ir.Type) -> str:
 def fragmented(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
   """Returns an array of a thread's own elements, inside `inline_mgpu`."""
   element = _type(dtype)
-  registers = [
-      vector.broadcast(ir.VectorType.get((1,), element), x) for x in values
-  ]
+  kind = ir.VectorType.get((1,), element)
+  return _of_registers([vector.broadcast(kind, x) for x in values], dtype)
+
+
+def _of_registers(registers: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
   is_float = jnp.dtype(dtype) == jnp.float32
   return mgpu.FragmentedArray(
       _registers=np.asarray(registers, dtype=object),
-      _layout=mgpu.WGStridedFragLayout((len(values) * LANES,), 1),
+      _layout=mgpu.WGStridedFragLayout((len(registers) * LANES,), 1),
       _is_signed=None if is_float else True,
   )
 
@@ -230,8 +232,7 @@ def stack(arrays: Sequence[Array]) -> Array:
       ),
   )
   def inline(_, *args):
-    values = [v for x in args for v in _scalars(x, 'array')]
-    return fragmented(values, dtype)
+    return _of_registers([r for x in args for r in x.registers.flat], dtype)
 
   return inline(*arrays)
 
@@ -250,7 +251,7 @@ def unstack(array: Array) -> list[Array]:
       ),
   )
   def inline(_, x):
-    return tuple(fragmented([v], array.dtype) for v in _scalars(x, 'array'))
+    return tuple(_of_registers([r], array.dtype) for r in x.registers.flat)
 
   return list(inline(array))
 
