@@ -49,7 +49,7 @@ def as_stored(kernel: Array, x: Array) -> bool:
   One product of all gates needs either a copy of x for each gate or the gates'
   matrices side by side, and a program of one step makes that copy each time.
   XLA for CPUs moves a cast of parameters out of a loop over steps, and the copy
-  with it. XLA for GPUs casts inside the product (`_stored`).
+  with it.
 
   Args:
     kernel: the parameter, [G, ..., F].
@@ -57,32 +57,7 @@ def as_stored(kernel: Array, x: Array) -> bool:
   """
   rows = math.prod(x.shape[:-1])
   few = isinstance(rows, int) and rows < kernel.shape[-1]
-  return few and (kernel.dtype == x.dtype or _casts_inside(x.dtype))
-
-
-def _casts_inside(dtype) -> bool:
-  # For float16 a CPU beside the GPU would refuse the algorithm.
-  return jax.default_backend() == 'gpu' and dtype == jnp.bfloat16
-
-
-def _stored(subscripts: str, x: Array, kernel: Array, dtype) -> Array:
-  """Multiplies x by the matrix of each gate, as it is stored.
-
-  Operands in bfloat16 are given in `dtype`, and XLA for GPUs rounds them where it
-  multiplies. Casts would be kernels of their own.
-
-  Args:
-    subscripts: as of `einsum`; g is the axis of gates.
-    x: without that axis.
-    kernel: [G, ...], of the dtype of the product.
-    dtype: of sums and results.
-  """
-  precision = None
-  if _casts_inside(kernel.dtype):
-    precision = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
-    kernel = kernel.astype(dtype)
-  x = jnp.broadcast_to(x.astype(kernel.dtype), (len(kernel), *x.shape))
-  return contract(subscripts, x, kernel, dtype, precision)
+  return few and kernel.dtype == x.dtype
 
 
 def project_step(
@@ -98,7 +73,8 @@ def project_step(
   wide = promotion.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   if as_stored(kernel, x):
-    gates = tuple(_stored('g...i,gif->g...f', x, operand, wide))
+    x = jnp.broadcast_to(x, (len(kernel), *x.shape))
+    gates = tuple(contract('g...i,gif->g...f', x, operand, wide))
   else:
     joint = contract('...i,if->...f', x, _side_by_side(operand), wide)
     gates = split(joint, len(kernel))
@@ -305,9 +281,11 @@ def multiply(packed: Array, h: Array) -> tuple[Array, ...]:
 
 
 def _multiply_step(kernel: Array, h: Array) -> tuple[Array, ...]:
-  _, heads, size, _ = kernel.shape
-  operand = jnp.moveaxis(h.reshape(*h.shape[:-1], heads, size), -2, 0)
-  out = _stored('gn...d,gnde->gn...e', operand, kernel, h.dtype)
+  gates, heads, size, _ = kernel.shape
+  operand = h.astype(kernel.dtype).reshape(*h.shape[:-1], heads, size)
+  operand = jnp.moveaxis(operand, -2, 0)
+  operand = jnp.broadcast_to(operand, (gates, *operand.shape))
+  out = contract('gn...d,gnde->gn...e', operand, kernel, h.dtype)
   return tuple(jnp.moveaxis(gate, 0, -2).reshape(h.shape) for gate in out)
 
 
@@ -382,17 +360,13 @@ def _multiply_rows(x: Array, matrix: Array, dtype) -> Array:
   return contract('...i,ig->...g', x, matrix, dtype)
 
 
-def contract(
-    subscripts: str, a: Array, b: Array, dtype, precision=None
-) -> Array:
+def contract(subscripts: str, a: Array, b: Array, dtype) -> Array:
   """`einsum` of two arrays, summed and returned in `dtype`."""
   if jax.default_backend() == 'cpu':
     # Compiled by jax 0.10.2 for a CPU, some products of bfloat16 operands with
     # float32 sums are not implemented. The values are exact in float32.
     a, b = a.astype(dtype), b.astype(dtype)
-  return jnp.einsum(
-      subscripts, a, b, precision=precision, preferred_element_type=dtype
-  )
+  return jnp.einsum(subscripts, a, b, preferred_element_type=dtype)
 
 
 def _sum(arrays: Sequence[Array]) -> Array:

@@ -1,7 +1,5 @@
 """Products of one step are those of sequences, whichever way they are made."""
 
-from unittest import mock
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
@@ -41,20 +39,6 @@ class ProductsTest(parameterized.TestCase):
       want = products.multiply(products.pack(recurrent), h)
       got = products.multiply(products.pack_step(stored, recurrent), h)
       np.testing.assert_allclose(got, want, atol=1e-5)
-
-  @pytest.mark.slow
-  def test_one_step_in_bfloat16_on_a_gpu(self):
-    kernel, bias = self.draw(3, 5, 8), self.draw(3, 8)
-    x = self.draw(3, 5, dtype='bfloat16')
-    recurrent, h = self.draw(3, 2, 4, 4, dtype='bfloat16'), self.draw(3, 8)
-    want = products.project_step((kernel, bias), x)
-    h_want = products.multiply(products.pack(recurrent), h)
-    with mock.patch.object(jax, 'default_backend', lambda: 'gpu'):
-      self.assertTrue(products.as_stored(kernel, x))
-      got = products.project_step((kernel, bias), x)
-      h_got = products.multiply(products.pack_step(True, recurrent), h)
-    np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
-    np.testing.assert_allclose(h_got, h_want, rtol=2e-2, atol=2e-2)
 
   @parameterized.parameters(3, 40)
   def test_a_loop_copies_no_parameters(self, rows):
