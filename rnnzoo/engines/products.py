@@ -49,7 +49,8 @@ def as_stored(kernel: Array, x: Array) -> bool:
   One product of all gates needs either a copy of x for each gate or the gates'
   matrices side by side, and a program of one step makes that copy each time.
   XLA for CPUs moves a cast of parameters out of a loop over steps, and the copy
-  with it.
+  with it. The algorithm BF16_BF16_F32 of JAX needs no casts, but XLA rounds in
+  some products and not in others then: steps would differ from sequences.
 
   Args:
     kernel: the parameter, [G, ..., F].
