@@ -102,7 +102,8 @@ class DryRunTest(parameterized.TestCase):
     plan = rnnzoo.dryrun(layer, x)
     self.assertFalse(plan.compiled)
     self.assertRegex(str(plan), r'on 2 x NVIDIA H200, mesh data=2 \(Explicit\)')
-    self.assertEqual(sum(plan.kernels.values()), 2)
+    # A part of time is run for its map, and again from the h that is found.
+    self.assertEqual(sum(plan.kernels.values()), 2 if over == 'data' else 4)
     self.assertEqual(plan.choices[0].path, 'pallas')
     own = (2, 40, 24) if over == 'data' else (4, 20, 24)
     self.assertIn(f'{list(own)} on each device', str(plan))
