@@ -3,11 +3,13 @@
 `sphinx-build -W`, which CI runs, checks the rest: references, docstrings.
 """
 
+import contextlib
 import doctest
 import importlib.util
 import pathlib
 import re
 import sys
+import tempfile
 import types
 from unittest import mock
 
@@ -27,6 +29,7 @@ GUIDES = (
     'own_cell',
     'own_task',
     'resets',
+    'serving',
     'streaming',
     'tour',
 )
@@ -50,8 +53,9 @@ def run(page):
 
   A block of Python that begins with the name of a file is that module, too.
   """
-  with mock.patch.dict(sys.modules):
-    return _run(page)
+  with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with mock.patch.dict(sys.modules):
+      return _run(page)
 
 
 def _run(page):

@@ -19,7 +19,8 @@ cannot.
 
 No other library is needed: its arrays are read through numpy.
 `save_safetensors` and `load_safetensors` write and read any `nnx.Module` by the
-package safetensors.
+package safetensors, and `to_onnx` writes a graph for other runtimes by the
+package onnx.
 """
 
 from rnnzoo.convert.flashrnn_arrays import from_flashrnn
@@ -32,6 +33,7 @@ from rnnzoo.convert.keras_weights import from_keras
 from rnnzoo.convert.keras_weights import to_keras
 from rnnzoo.convert.linen_params import from_linen
 from rnnzoo.convert.linen_params import to_linen
+from rnnzoo.convert.onnx_graphs import to_onnx
 from rnnzoo.convert.safetensors_files import load_safetensors
 from rnnzoo.convert.safetensors_files import save_safetensors
 from rnnzoo.convert.torch_modules import fold_projection

@@ -5,10 +5,8 @@ pip install safetensors      # or rnnzoo[safetensors]
 
 import importlib
 import os
-import pathlib
 import re
 from typing import Any
-import uuid
 
 from flax import nnx
 import jax
@@ -63,28 +61,17 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   """
   files, library = _library()
   _check_order(module, path, 'save_safetensors')
-  path = pathlib.Path(path)
-  if path.is_dir():
-    raise IsADirectoryError(f'{path} must be a file, got a folder.')
-  if not path.parent.is_dir():
-    raise FileNotFoundError(
-        f'{path} must be in a folder that exists; there is no {path.parent}.'
-    )
   arrays = {
       name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
   }
-  # Several processes may write one file.
-  partial = path.with_name(f'.{uuid.uuid4().hex}.partial')
   metadata = {'format': 'rnnzoo', 'version': str(VERSION)}
   metadata['equations'] = '\n'.join(_equations(module))
   try:
-    files.save_file(arrays, partial, metadata=metadata)
-    os.replace(partial, path)
+    with weights_lib.replaced(path) as partial:
+      files.save_file(arrays, partial, metadata=metadata)
   except library.SafetensorError as error:
     raise OSError(f'{path} cannot be written: {error}.') from error
-  finally:
-    partial.unlink(missing_ok=True)
 
 
 def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:

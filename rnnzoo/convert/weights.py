@@ -5,9 +5,13 @@ do the rest. `Entries` finds arrays by name and says where they are wrong.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
+import os
+import pathlib
 from typing import Any
+import uuid
 
 from flax import nnx
 import jax
@@ -347,6 +351,29 @@ def numbers(parameter: Any, label: str) -> np.ndarray:
   checks.parameter(parameter.get_value(), None, label)
   dtype = jnp.promote_types(parameter.dtype, np.float32)
   return np.asarray(parameter[...], dtype)
+
+
+@contextlib.contextmanager
+def replaced(path: str | os.PathLike[str]):
+  """Gives a path to write to; the file there then replaces `path` as a whole.
+
+  Raises:
+    OSError: `path` is a folder, or is in none that exists.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    raise IsADirectoryError(f'{path} must be a file, got a folder.')
+  if not path.parent.is_dir():
+    raise FileNotFoundError(
+        f'{path} must be in a folder that exists; there is no {path.parent}.'
+    )
+  # Several processes may write one file.
+  partial = path.with_name(f'.{uuid.uuid4().hex}.partial')
+  try:
+    yield partial
+    os.replace(partial, path)
+  finally:
+    partial.unlink(missing_ok=True)
 
 
 def parts(layer: sequence_layer.SequenceLayer):
