@@ -15,7 +15,7 @@ from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
 from rnnzoo.convert import weights as weights_lib
-from rnnzoo.layers import dense_stack
+from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
 from rnnzoo.models import sequence
@@ -91,10 +91,13 @@ def _library() -> Any:
 
 def _levels(model: Any) -> list[list[Any]]:
   """Returns the layers of each level, one for each direction."""
-  layer = model.backbone if isinstance(model, sequence.SequenceModel) else model
-  if isinstance(layer, stack.Stack):
-    if isinstance(layer, dense_stack.DenseStack):
-      raise ValueError('A DenseStack cannot be written as ONNX; a Stack can.')
+  # A subclass may compute something else.
+  models = sequence.SequenceModel, sequence.SequenceClassifier
+  is_model = type(model) in models
+  layer = model.backbone if is_model else model
+  is_stack = isinstance(layer, stack.Stack)
+  is_other = is_stack and type(layer) is not stack.Stack
+  if is_stack and not is_other:
     for name in ('norms', 'residual'):
       if getattr(layer, name):
         raise ValueError(
@@ -102,12 +105,13 @@ def _levels(model: Any) -> list[list[Any]]:
         )
   levels: list[list[Any]] = []
   for part, level, backward in weights_lib.parts(layer):
-    known = isinstance(getattr(part, 'cell', None), tuple(_OPERATORS))
-    if not known or type(part.cell) not in _OPERATORS:
+    is_known = recurrent.is_plain(part) and type(part.cell) in _OPERATORS
+    if is_other or not is_known:
+      got = layer if is_other else part
       raise ValueError(
           'ONNX has operators for Elman, GRU, IndRNN and LSTM layers, and for'
           ' Bidirectional and Stack of them; got'
-          f' {settings.a(type(part))}. jax.export writes any model'
+          f' {settings.a(type(got))}. jax.export writes any model'
           ' (docs/serving.md).'
       )
     weights_lib.check_structure(part)
@@ -239,7 +243,7 @@ class _Graph:
 
 def _arrays(part: Any, order: list[int]) -> tuple[np.ndarray, ...]:
   """Returns W, R and both biases of a direction, gates in ONNX's order."""
-  weights = weights_lib.read(part, 'ONNX')
+  weights = weights_lib.read(part, 'ONNX', has_biases=True)
   gates, heads, size, _ = weights.recurrent_kernel.shape
   whole = np.zeros((gates, heads, size, heads, size), np.float32)
   each = np.arange(heads)

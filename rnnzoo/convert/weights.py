@@ -314,12 +314,15 @@ def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
   return jnp.asarray(value)
 
 
-def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
+def read(
+    layer: recurrent.RecurrentLayer, library: str, *, has_biases: bool = False
+) -> Weights:
   """Returns a layer's weights, or raises ValueError if it has others, too.
 
   Args:
     layer: layer for which `check_layer` was called.
     library: its name, for errors.
+    has_biases: whether its cells have all biases, whatever the layer has.
   """
   if layer.learned_carry:
     raise ValueError(
@@ -337,7 +340,8 @@ def read(layer: recurrent.RecurrentLayer, library: str) -> Weights:
       name: None if parameter is None else numbers(parameter, label)
       for name, parameter in parameters.items()
   }
-  if found['bias'] is None and np.any(found['recurrent_bias']):
+  is_bare = found['bias'] is None and not has_biases
+  if is_bare and np.any(found['recurrent_bias']):
     raise ValueError(
         f'A GRU without biases has no b_hn in {library} either, and the GRU has'
         " cell_params['recurrent_bias'] other than zero."

@@ -23,6 +23,7 @@ LAYERS = {
     'Elman': functools.partial(rnnzoo.Elman, activation='relu'),
     'GRU': functools.partial(rnnzoo.GRU, num_heads=4),
     'IndRNN': rnnzoo.IndRNN,
+    'GRU without bias': functools.partial(rnnzoo.GRU, use_bias=False),
     'LSTM': functools.partial(rnnzoo.LSTM, use_bias=False, num_heads=2),
     'Bidirectional': functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
     'Stack': functools.partial(rnnzoo.Stack, BI_LSTM, num_layers=2),
@@ -40,6 +41,12 @@ def drawn(module):
   graphdef, state = nnx.split(module)
   state = jax.tree.map(lambda p: jnp.asarray(0.4 * draw(*p.shape)), state)
   return nnx.merge(graphdef, state)
+
+
+class Doubled(models.SequenceModel):
+
+  def __call__(self, x, **options):
+    return 2 * super().__call__(x, **options)
 
 
 class OnnxTest(parameterized.TestCase):
@@ -127,9 +134,12 @@ class OnnxTest(parameterized.TestCase):
           {'num_layers': 2},
           'DenseStack',
       ),
+      (rnnzoo.GRU, {}, 'a Doubled'),
   )
   def test_refused(self, make, options, message):
     layer = make(3, 8, rngs=nnx.Rngs(0), **options)
+    if make is rnnzoo.GRU:
+      layer = Doubled(layer, 5, rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(ValueError, message):
       convert.to_onnx(layer, self.path)
     self.assertFalse(self.path.exists())
