@@ -269,7 +269,7 @@ rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
   - * dtype.itemsize != size
   + < 0  @ sizes_are_checked
 rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
-  - .reshape(len(images), -1, 1)
+  - .reshape(count, height * width, -1)
   + [..., :1]  @ sequences
   - return np.sort(order[num_validation:])
   + return np.sort(order[1:])  @ split_is_fixed
