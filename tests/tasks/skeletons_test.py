@@ -5,7 +5,9 @@ import importlib
 import io
 import json
 import pathlib
+import shutil
 import sys
+import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -232,11 +234,14 @@ class TaskTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       skeletons.SkeletonActions(make_config(**data))
 
-  def test_no_data(self):
-    with self.assertRaisesRegex(FileNotFoundError, 'data_dir, the folder that'):
-      make_task(make_config(source='ntu60'))
-    with self.assertRaisesRegex(FileNotFoundError, 'has no index.json; python'):
-      make_task(make_config(source='ntu60', data_dir='/nowhere'))
+  @parameterized.parameters(
+      ('', 'data_dir, the folder that'),
+      ('/nowhere', 'has no index.json; python'),
+      (__file__, 'is a file; name the folder'),
+  )
+  def test_no_data(self, data_dir, message):
+    with self.assertRaisesRegex(FileNotFoundError, message):
+      make_task(make_config(source='ntu60', data_dir=data_dir))
 
 
 class InputsTest(parameterized.TestCase):
@@ -361,16 +366,24 @@ class InputsTest(parameterized.TestCase):
 
 class PipelineTest(parameterized.TestCase):
 
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.whole = cls.enterClassContext(tempfile.TemporaryDirectory())
+    source = pathlib.Path(cls.whole) / 'nturgb+d_skeletons'
+    cls.recordings = ntu_motions.generate(2, 1)
+    skeleton_files.write_files(source, cls.recordings, range(40))
+    ntu_conversion.convert(source, f'{cls.whole}/ntu60', num_processes=0)
+
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    self.recordings = ntu_motions.generate(2, 1)
-    self.paths = skeleton_files.write_files(
-        self.folder / 'nturgb+d_skeletons', self.recordings, range(40)
-    )
-    ntu_conversion.convert(self.folder, self.folder / 'ntu60', num_processes=0)
+    shutil.copytree(self.whole, self.folder, dirs_exist_ok=True)
+    names = [name.text() for name in self.recordings.names[:40]]
+    source = self.folder / 'nturgb+d_skeletons'
+    self.paths = [source / f'{name}.skeleton' for name in names]
     (self.folder / 'missing.txt').write_text(
-        f'2 of the samples\n\n{self.paths[5].stem}\nS017C003P020R001A059\n'
+        f'2 of the samples\n\n{names[5]}\nS017C003P020R001A059\n'
     )
 
   def config(self, **data):
@@ -462,10 +475,15 @@ class PipelineTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "of a run .* it is of 'smnist'"):
       skeleton_inputs.read(self.paths[0], config)
 
-  def test_labels_beyond_the_classes(self):
+  @parameterized.parameters(
+      ('A061', '60 classes, but .* has A061'),
+      ('A0x1', 'index.json is damaged: .*A0x1'),
+      ('A002', 'damaged: it lists a recording twice'),
+  )
+  def test_damaged_names(self, action, message):
     index = self.folder / 'ntu60' / 'index.json'
-    index.write_text(index.read_text().replace('A001', 'A061'))
-    with self.assertRaisesRegex(ValueError, '60 classes, but .* has A061'):
+    index.write_text(index.read_text().replace('A001', action))
+    with self.assertRaisesRegex(ValueError, message):
       make_task(self.config())
 
   def test_nothing_left(self):
@@ -515,22 +533,6 @@ class PipelineTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError, f'{name} shows nobody in its frame 2'
     ):
-      make_task(self.config())
-
-  def test_a_file_is_no_folder(self):
-    path = self.folder / 'ntu60' / 'frames.npy'
-    with self.assertRaisesRegex(
-        FileNotFoundError, 'is a file; name the folder'
-    ):
-      make_task(make_config(source='ntu60', data_dir=str(path)))
-
-  def test_damaged_names(self):
-    index = self.folder / 'ntu60' / 'index.json'
-    index.write_text(index.read_text().replace('A001', 'A0x1'))
-    with self.assertRaisesRegex(ValueError, 'index.json is damaged: .*A0x1'):
-      make_task(self.config())
-    index.write_text(index.read_text().replace('A0x1', 'A002'))
-    with self.assertRaisesRegex(ValueError, 'damaged: it lists a recording tw'):
       make_task(self.config())
 
   @pytest.mark.slow

@@ -7,7 +7,6 @@
 last, so a folder with an index is whole.
 """
 
-from collections.abc import Sequence
 import json
 import os
 import pathlib
@@ -32,22 +31,6 @@ class Recordings(NamedTuple):
 
   names: list[ntu_files.Name]
   frames: list[np.ndarray]
-
-
-def write_index(
-    directory: pathlib.Path,
-    names: Sequence[str],
-    lengths: Sequence[int],
-    source: str,
-) -> None:
-  """Writes the index of a folder, once the frames are written.
-
-  `names` are without endings; `source` is a digest of the converted files.
-  """
-  content = {'source': source, 'names': names, 'lengths': lengths}
-  partial = directory / (INDEX + '.part')
-  partial.write_text(json.dumps(content), encoding='utf-8')
-  os.replace(partial, directory / INDEX)
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:

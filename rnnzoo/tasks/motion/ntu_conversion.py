@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -355,7 +356,10 @@ def _write(
         f' {destination / SKIPPED}'
     )
   os.replace(partial, destination / ntu_arrays.FRAMES)
-  ntu_arrays.write_index(destination, names, lengths, digest)
+  content = {'source': digest, 'names': names, 'lengths': lengths}
+  partial = destination / (ntu_arrays.INDEX + '.part')
+  partial.write_text(json.dumps(content), encoding='utf-8')
+  os.replace(partial, destination / ntu_arrays.INDEX)
 
 
 def _write_header(file: BinaryIO, num_frames: int) -> None:
