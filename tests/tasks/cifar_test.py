@@ -2,10 +2,8 @@
 
 import contextlib
 import hashlib
-import importlib
 import io
 import pathlib
-import sys
 import tarfile
 from unittest import mock
 
@@ -19,19 +17,15 @@ import numpy as np
 from PIL import Image
 import pytest
 
+from configs import base_cifar
 from rnnzoo.tasks.images import cifar
 from rnnzoo.tasks.images import cifar_files
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# configs/ is never installed.
-sys.path.insert(0, str(ROOT))
 
 NAMES = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
 
 
 def make_config(**data) -> ml_collections.ConfigDict:
-  config = importlib.import_module('configs.base_cifar').get_config()
+  config = base_cifar.get_config()
   config.data.update({'source': 'digits'} | data)
   return config
 

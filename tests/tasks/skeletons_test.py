@@ -1,12 +1,10 @@
 """Skeleton action recognition: sampling, augmentation, the task, all of it."""
 
 import contextlib
-import importlib
 import io
 import json
 import pathlib
 import shutil
-import sys
 import tempfile
 
 from absl.testing import absltest
@@ -18,6 +16,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from configs import base_skeletons
 from rnnzoo import training
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_conversion
@@ -28,14 +27,12 @@ from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
 from tests.testing import skeleton_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# configs/ is never installed.
-sys.path.insert(0, str(ROOT))
+# Compiled once for each shape.
+sample = jax.jit(skeleton_frames.sample)
 
 
 def make_config(**data) -> ml_collections.ConfigDict:
-  config = importlib.import_module('configs.base_skeletons').get_config()
+  config = base_skeletons.get_config()
   config.model.features = 8
   config.data.update(data)
   return config
@@ -61,7 +58,7 @@ class FramesTest(parameterized.TestCase):
     data = make_config(centre='none', num_steps=num_steps).data
     padded = skeleton_frames.pad(numbered(length, 3), data)
     where = skeleton_frames.offsets(2, 50, data)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    x = sample(padded['frames'], padded['length'], where)
     self.assertEqual(x.shape, (2, 50, num_steps, 2, 25, 3))
     chosen = np.asarray(x[0, ..., 0, 0, 0]) - 1
     starts = np.arange(num_steps) * length / num_steps
@@ -78,7 +75,7 @@ class FramesTest(parameterized.TestCase):
     data = make_config(centre='none', num_steps=5).data
     padded = skeleton_frames.pad(numbered(50), data)
     where = skeleton_frames.offsets(1, 0, data)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    x = sample(padded['frames'], padded['length'], where)
     np.testing.assert_array_equal(x[0, 0, :, 0, 0, 0], [6, 16, 26, 36, 46])
 
   def test_long_recordings_are_thinned_out(self):
@@ -146,22 +143,12 @@ class FramesTest(parameterized.TestCase):
     np.testing.assert_allclose(same, x, atol=1e-6)
 
   def test_turns_about_each_axis(self):
-    for axis, letter in enumerate('xyz'):
-      angles = np.zeros((1, 3), np.float32)
-      angles[0, axis] = 0.3
-      np.testing.assert_allclose(
-          skeleton_frames._rotation(jnp.asarray(angles))[0],
-          ntu_motions.rotations(0.3, letter),
-          atol=1e-6,
-      )
-    # About several axes: about x first, about z last.
-    angles = (0.3, -0.7, 1.1)
-    x, y, z = map(ntu_motions.rotations, angles, 'xyz')
-    np.testing.assert_allclose(
-        skeleton_frames._rotation(jnp.array([angles]))[0],
-        z @ y @ x,
-        atol=1e-6,
-    )
+    # About x first, about z last.
+    angles = np.float32([*np.diag([0.3] * 3), (0.3, -0.7, 1.1)])
+    found = skeleton_frames._rotation(jnp.asarray(angles))
+    for row, matrix in zip(angles, found, strict=True):
+      x, y, z = map(ntu_motions.rotations, row, 'xyz')
+      np.testing.assert_allclose(matrix, z @ y @ x, atol=1e-6)
 
 
 class TaskTest(parameterized.TestCase):
@@ -182,7 +169,6 @@ class TaskTest(parameterized.TestCase):
     model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
     batch = {name: x[:3] for name, x in task.splits['test'].items()}
     result = jax.jit(lambda batch: task.evaluate(model, batch))(batch)
-    sample = jax.jit(skeleton_frames.sample)
     logits = []
     for s in range(7):
       x = sample(batch['frames'], batch['length'], batch['offsets'][:, [s]])

@@ -4,12 +4,10 @@ import contextlib
 import gzip
 import hashlib
 import http.server
-import importlib
 import io
 import json
 import pathlib
 import random
-import sys
 import threading
 import tracemalloc
 from unittest import mock
@@ -20,29 +18,19 @@ from flax import nnx
 import jax
 import ml_collections
 import numpy as np
-import pytest
 
+from configs import base_smnist
 from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.images import tfds_mnist
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# configs/ is never installed.
-sys.path.insert(0, str(ROOT))
-
-
 # Of a gzip file without a name.
 GZIP_HEAD = gzip.compress(b'')[:10]
 
 
-def load_config(name: str) -> ml_collections.ConfigDict:
-  return importlib.import_module(f'configs.{name}').get_config()
-
-
 def digits_config(**data) -> ml_collections.ConfigDict:
-  config = load_config('base_smnist')
+  config = base_smnist.get_config()
   config.data.update(source='digits', **data)
   return config
 
@@ -188,7 +176,7 @@ class MnistTest(parameterized.TestCase):
     super().setUp()
     self.idx_dir = pathlib.Path(self.create_tempdir().full_path)
     self.checksums = write_idx_files(self.idx_dir)
-    self.data = load_config('base_smnist').data
+    self.data = base_smnist.get_config().data
     self.data.data_dir = self.create_tempdir().full_path
     self.data.manual_dir = str(self.idx_dir)
 
@@ -389,25 +377,28 @@ class SequentialMnistTest(parameterized.TestCase):
     config.batch_size = 16
     self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
 
-  @pytest.mark.slow
   def test_losses_and_predictions(self):
     config = digits_config()
-    config.model.features = 4
+    config.model.update(features=4, label_smoothing=0.2)
     task = smnist.SequentialMnist(config)
     model = task.build_model(nnx.Rngs(0))
     examples = {k: v[:5] for k, v in task.splits['test'].items()}
     losses, scores, _, predictions = task.evaluate(model, examples)
     logits = model(examples['inputs'] / np.float32(16))
     log_p = jax.nn.log_softmax(logits)
-    np.testing.assert_allclose(
-        losses, -log_p[np.arange(5), examples['label']], rtol=1e-5
-    )
+    hard = -log_p[np.arange(5), examples['label']]
+    np.testing.assert_allclose(losses, hard, rtol=1e-5)
     np.testing.assert_array_equal(predictions, logits.argmax(-1))
     np.testing.assert_array_equal(
         scores['accuracy'], predictions == examples['label']
     )
     np.testing.assert_array_equal(
         task.predict(model, examples['inputs']), predictions
+    )
+    # Smoothed labels are for training.
+    losses = task.evaluate(model, examples, nnx.Rngs(0)).losses
+    np.testing.assert_allclose(
+        losses, 0.8 * hard - 0.2 * log_p.mean(-1), rtol=1e-5
     )
 
   @parameterized.parameters('row', 'pixel', 'permuted')
@@ -452,44 +443,19 @@ class SequentialMnistTest(parameterized.TestCase):
           tasks[name]._logits(identity, inputs), want, atol=1e-5, err_msg=name
       )
 
-  def test_smoothed_labels_are_for_training(self):
-    config = digits_config()
-    config.model.update(features=4, label_smoothing=0.2)
-    task = smnist.SequentialMnist(config)
-    model = task.build_model(nnx.Rngs(0))
-    examples = {k: v[:5] for k, v in task.splits['test'].items()}
-    log_p = jax.nn.log_softmax(model(examples['inputs'] / np.float32(16)))
-    hard = -log_p[np.arange(5), examples['label']]
-    losses = task.evaluate(model, examples, nnx.Rngs(0)).losses
-    np.testing.assert_allclose(
-        losses, 0.8 * hard - 0.2 * log_p.mean(-1), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        task.evaluate(model, examples).losses, hard, rtol=1e-5
-    )
-
-  def test_xavier_with_fused_fans(self):
+  def test_initial_values(self):
     config = digits_config()
     config.model.update(layer='LSTM', features=32)
     config.model.options.LSTM = {
-        'kernel_init': 'xavier_uniform_fused',
+        'kernel_init': 'normal',
         'recurrent_kernel_init': 'xavier_uniform_fused',
     }
     model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
     (layer,) = model.backbone.layers
-    for kernel, fans in (
-        (layer.kernel, 8 + 4 * 32),
-        (layer.recurrent_kernel, 32 + 4 * 32),
-    ):
-      limit = (6 / fans) ** 0.5
-      self.assertBetween(abs(kernel[...]).max(), 0.97 * limit, limit)
-
-  def test_small_weights(self):
-    config = digits_config()
-    config.model.options[config.model.layer] = {'kernel_init': 'normal'}
-    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
-    (layer,) = model.backbone.layers
     self.assertBetween(layer.kernel[...].std(), 0.008, 0.012)
+    limit = (6 / (32 + 4 * 32)) ** 0.5
+    greatest = abs(layer.recurrent_kernel[...]).max()
+    self.assertBetween(greatest, 0.97 * limit, limit)
 
   def test_last_layer_has_its_own_options(self):
     config = digits_config()
