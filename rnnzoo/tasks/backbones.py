@@ -136,7 +136,7 @@ def build(
   else:
     stack = functools.partial(stack or rnnzoo.Stack, residual=model.residual)
   with _one_sentence(model):
-    made = stack(
+    made: Any = stack(
         factories,
         in_features,
         model.features,

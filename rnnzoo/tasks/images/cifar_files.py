@@ -122,10 +122,8 @@ def read_archive(
   found = [
       _records(contents[name], f'{path}, {name}') for name in (*_TRAIN, *_TEST)
   ]
-  train = map(np.concatenate, zip(*found[:-1], strict=True))
-  return mnist.Images(
-      NAME, *train, *found[-1], white=255, class_names=CLASS_NAMES
-  )
+  arrays = [*map(np.concatenate, zip(*found[:-1], strict=True)), *found[-1]]
+  return mnist.Images(NAME, *arrays, white=255, class_names=CLASS_NAMES)
 
 
 def _records(content: bytes, source: str) -> tuple[np.ndarray, np.ndarray]:

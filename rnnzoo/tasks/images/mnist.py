@@ -54,6 +54,7 @@ class Images:
   train_labels: np.ndarray
   test_images: np.ndarray
   test_labels: np.ndarray
+  _: dataclasses.KW_ONLY
   white: int
   class_names: tuple[str, ...] = tuple('0123456789')
 

@@ -140,7 +140,7 @@ def check_protocol(dataset: str, protocol: str) -> None:
   if protocol not in known:
     raise ValueError(
         f'{dataset} has no {protocol!r} protocol; it has'
-        f" {' and '.join(map(repr, known))}"
+        f' {" and ".join(map(repr, known))}'
     )
 
 
@@ -320,6 +320,6 @@ def _take_joint(lines: _Lines) -> tuple[float, float, float]:
   if '_' in ''.join(texts) or not abs(x) + abs(y) + abs(z) < MOST_METRES:
     raise lines.error(
         'x, y, z of a joint must be numbers of metres; got'
-        f" {' '.join(texts)[:60]}"
+        f' {" ".join(texts)[:60]}'
     )
   return x, y, z

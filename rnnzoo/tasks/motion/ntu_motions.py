@@ -56,6 +56,7 @@ _WALK = (
     (8, 'x', 0.4, 'swing'),
 )
 
+# Parts that wait for their course of time.
 _LIFT = ((4, 'z', 2.6), (8, 'z', -2.6))
 _SIT = (
     *((hip, 'x', 1.4) for hip in (12, 16)),

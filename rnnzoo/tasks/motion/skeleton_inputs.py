@@ -26,7 +26,6 @@ from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 
-_FRAME = ntu_tracks.FRAME
 _KEYS = ('frames', 'length', 'offsets')
 # Metres from the origin to where it should be: float16 rounds to less.
 _NEAR = 1e-2
@@ -101,7 +100,7 @@ def prepare(
   for index, recording in enumerate(recordings):
     array = np.asarray(recording)
     name = f'recording {index}'
-    if array.shape[1:] != _FRAME or not len(array):
+    if array.shape[1:] != ntu_tracks.FRAME or not len(array):
       raise ValueError(
           'recordings must be arrays [frames, 2, 25, 3]; the shape of'
           f' {name} is {list(array.shape)}{_hint(array.shape)}'
@@ -133,7 +132,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
           f' {key!r}'
       )
   frames = np.asarray(given['frames'])
-  if frames.shape[2:] != _FRAME or 0 in frames.shape:
+  if frames.shape[2:] != ntu_tracks.FRAME or 0 in frames.shape:
     raise ValueError(
         'frames must be [B, L, 2, 25, 3], with none of them 0; the shape is'
         f' {list(frames.shape)}{_hint(frames.shape)}'
@@ -166,12 +165,12 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
 
 def _hint(shape: tuple[int, ...]) -> str:
   """Returns how frames of another shape are given, if that is seen."""
-  if len(shape) > 2 and shape[-3:] == (1, *_FRAME[1:]):
+  if len(shape) > 2 and shape[-3:] == (1, *ntu_tracks.FRAME[1:]):
     return (
         '; the second body of a recording of one is zeros, as by'
         ' np.concatenate([frames, np.zeros_like(frames)], axis=-3)'
     )
-  if len(shape) == 4 and shape[1:] == _FRAME:
+  if len(shape) == 4 and shape[1:] == ntu_tracks.FRAME:
     return '; frames[None] makes a batch of one recording'
   return ''
 

@@ -308,7 +308,8 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
           ' the data set publish'
       )
     recordings = ntu_arrays.Recordings(
-        *([part[n] for n in kept] for part in recordings)
+        [recordings.names[n] for n in kept],
+        [recordings.frames[n] for n in kept],
     )
   published = ntu_files.DATASETS[data.source]
   expected = published.files - published.missing
