@@ -269,7 +269,7 @@ rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
   - * dtype.itemsize != size
   + < 0  @ sizes_are_checked
 rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
-  - .reshape(len(images), -1, 1)
+  - .reshape(count, height * width, -1)
   + [..., :1]  @ sequences
   - return np.sort(order[num_validation:])
   + return np.sort(order[1:])  @ split_is_fixed
@@ -306,8 +306,8 @@ rnnzoo/training/step.py tests/training/protocol_test.py
   - jnp.sum(weights * x) / jnp.sum(weights)
   + jnp.mean(x)  @ weighted_mean
 rnnzoo/tasks/motion/skeleton_frames.py tests/tasks/skeletons_test.py
-  - product(about_z, product(about_y, about_x))
-  + product(about_x, product(about_y, about_z))  @ turns_about
+  - from_euler('xyz', angles)
+  + from_euler('XYZ', angles)  @ turns_about
   - origin[[present.any(axis=1).argmax()]]
   + origin[:1]  @ centres
 rnnzoo/tasks/motion/ntu_files.py tests/tasks/ntu_files_test.py

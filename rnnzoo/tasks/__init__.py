@@ -134,10 +134,8 @@ def find(name: str) -> Callable[[ml_collections.ConfigDict], Task]:
   Raises:
     ValueError: there is no such task, or its package cannot be imported.
   """
-  if name in TASKS:
-    return TASKS[name]
-  if name in _REGISTERED:
-    return _REGISTERED[name]
+  if name in (ours := {**TASKS, **_REGISTERED}):
+    return ours[name]
   points = _entry_points()
   if name not in points:
     raise ValueError(

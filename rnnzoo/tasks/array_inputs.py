@@ -20,12 +20,9 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
     ValueError: the arrays are something else.
   """
   if names and not (isinstance(given, Mapping) and set(names) <= set(given)):
-    got = settings.a(type(given))
-    if isinstance(given, Mapping):
-      got = f'the keys {", ".join(map(repr, given)) or "none"}'
     raise ValueError(
         f'inputs must be a dict of {" and ".join(map(repr, names))}, as in the'
-        f' splits of the task; got {got}'
+        f' splits of the task; got {kind(given)}'
     )
   for leaf in jax.tree.leaves(given):
     rule = 'inputs must be arrays of numbers, [B, ...]'
@@ -37,6 +34,13 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
     if not leaf.ndim or getattr(leaf.dtype, 'kind', '') in ('O', 'S', 'U'):
       raise ValueError(f'{rule}, got {leaf.dtype} of shape {list(leaf.shape)}')
   return given
+
+
+def kind(given: Any) -> str:
+  """Returns the type of something that is no dict, or the keys of a dict."""
+  if isinstance(given, Mapping):
+    return f'the keys {", ".join(map(repr, given)) or "none"}'
+  return settings.a(type(given))
 
 
 def counts(

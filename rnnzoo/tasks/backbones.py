@@ -136,7 +136,7 @@ def build(
   else:
     stack = functools.partial(stack or rnnzoo.Stack, residual=model.residual)
   with _one_sentence(model):
-    made = stack(
+    made: Any = stack(
         factories,
         in_features,
         model.features,
@@ -149,7 +149,10 @@ def build(
         implementation=model.implementation,
         rngs=rngs,
     )
-  if model.residual and not _has_sums(made):
+  # A level adds its input to its output where they are equally large.
+  if model.residual and not any(
+      level.in_features == level.out_features for level in made.layers
+  ):
     _warn_once(
         'config.model.residual=True has no effect in a stack of'
         f' config.model.num_layers={model.num_layers} from {in_features} to'
@@ -157,11 +160,6 @@ def build(
         ' output.'
     )
   return made
-
-
-def _has_sums(stack: Any) -> bool:
-  """Returns whether a level of a stack adds its input to its output."""
-  return any(level.in_features == level.out_features for level in stack.layers)
 
 
 @functools.cache
@@ -225,15 +223,6 @@ def build_language_model(
     )
 
 
-def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
-  """Returns the dtype to compute in, None for the parameters' dtype.
-
-  Raises:
-    ValueError: no dtype has that name.
-  """
-  return None if model.dtype is None else _find_dtype(model.dtype)
-
-
 @contextlib.contextmanager
 def _one_sentence(model: ml_collections.ConfigDict) -> Iterator[None]:
   """Says in a sentence that a layer cannot be built with its options."""
@@ -264,22 +253,28 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   )
 
 
-def _find_dtype(name: str) -> jnp.dtype:
-  """Returns the dtype of that name, which JAX must not replace silently."""
+def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
+  """Returns the dtype to compute in, None for the parameters' dtype.
+
+  Raises:
+    ValueError: no dtype has that name, or JAX would replace it silently.
+  """
+  if model.dtype is None:
+    return None
   try:
-    dtype = jnp.dtype(name)
+    dtype = jnp.dtype(model.dtype)
     if not dtype.isnative:  # '>f2', say.
-      raise TypeError(f'JAX has no bytes in that order: {name!r}')
+      raise TypeError(f'JAX has no bytes in that order: {model.dtype!r}')
   except (TypeError, ValueError) as error:
     raise ValueError(
-        f'config.model.dtype is {fields.shorten(name)}, which is no dtype;'
-        " 'bfloat16' is one"
+        f'config.model.dtype is {fields.shorten(model.dtype)}, which is no'
+        " dtype; 'bfloat16' is one"
     ) from error
   computed = jax.dtypes.canonicalize_dtype(dtype)
   if computed != dtype:
     raise ValueError(
-        f'config.model.dtype is {name!r}, for which JAX takes {computed} unless'
-        ' JAX_ENABLE_X64=1 is in the environment'
+        f'config.model.dtype is {model.dtype!r}, for which JAX takes'
+        f' {computed} unless JAX_ENABLE_X64=1 is in the environment'
     )
   return dtype
 
@@ -287,12 +282,7 @@ def _find_dtype(name: str) -> jnp.dtype:
 def _layer_options(
     model: ml_collections.ConfigDict, field: str
 ) -> dict[str, Any]:
-  """Returns the keyword arguments that a config has for its layer.
-
-  Args:
-    model: `config.model`.
-    field: 'options' or 'last_layer_options'.
-  """
+  """Returns the arguments of a layer in 'options' or 'last_layer_options'."""
   name = f'config.model.{field}.{model.layer}'
   options = model[field].get(model.layer, {})
   if not isinstance(options, Mapping | ml_collections.ConfigDict):
@@ -311,7 +301,6 @@ def _layer_options(
     )
   for option, value in arguments.items():
     if option.endswith('_init'):
-      rule = fields.one_of(_INITIALIZERS)
-      fields.check(options, {option: rule}, name)
+      fields.check(options, {option: fields.one_of(_INITIALIZERS)}, name)
       arguments[option] = _INITIALIZERS[value]
   return arguments

@@ -118,7 +118,8 @@ def read(source: str, data_dir: str) -> Set:
         )
         rows = examples.__getitems__(range(len(examples)))
         for row in rows:
-          row.update({key: _decode(row[key]) for key in images})
+          # [height, width, channels], of gray images too.
+          row.update({key: np.atleast_3d(_pixels(row[key])) for key in images})
         splits[split] = Examples(*([row[k] for row in rows] for k in keys[:2]))
   except MemoryError:
     raise
@@ -133,9 +134,86 @@ def read(source: str, data_dir: str) -> Set:
   return Set(splits, kinds[0], kinds[1], builder.info.full_name)
 
 
-def _decode(image: Any) -> np.ndarray:
-  """Returns the pixels of an encoded image, [height, width, channels]."""
+def read_images(
+    name: str, data_dir: pathlib.Path, shape: tuple[int, ...]
+) -> list[np.ndarray]:
+  """Returns images and labels to train, and images and labels to test.
+
+  Args:
+    name: the set with its version, as 'mnist:3.0.1'; TFDS has prepared a copy.
+    data_dir: the folder where TFDS keeps its sets.
+    shape: an image's shape. Images are uint8 [N, *shape], labels int32 [N].
+
+  Raises:
+    ValueError: the copy is damaged, or cannot be read by index.
+  """
+  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
+
+  arrays: list[np.ndarray] = []
+  counts = []
+  short = name.partition(':')[0]
+  try:
+    for split in ('train', 'test'):
+      source = tfds.data_source(
+          name,
+          split=split,
+          data_dir=data_dir,
+          decoders={'image': tfds.decode.SkipDecoding()},
+      )
+      rows = source.__getitems__(range(len(source)))
+      images = np.stack([_pixels(row['image']) for row in rows])
+      labels = np.array([row['label'] for row in rows], np.int32)
+      check_images(images, labels, shape, repr(split))
+      arrays += images, labels
+      expected = source.dataset_info.splits[split].num_examples
+      counts.append((len(labels), expected))
+    for found, expected in counts:
+      if found != expected:
+        raise ValueError(f'{found} of {expected} images are there')
+  except NotImplementedError as error:
+    raise ValueError(
+        f'the copy of {short} in {data_dir} is stored for TensorFlow readers'
+        " only; prepare it with file_format='array_record', or pass another"
+        ' directory as --config.data.data_dir'
+    ) from error
+  except MemoryError:
+    raise
+  except Exception as error:  # TFDS, its readers and PIL raise many kinds.
+    raise ValueError(
+        f'the copy of {short} in {data_dir} is damaged: {error}; delete'
+        f' {data_dir}/{short} to prepare it anew'
+    ) from error
+  return arrays
+
+
+def check_images(
+    images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...], source: str
+) -> None:
+  """Raises ValueError unless images are bytes [N, *shape], labels digits [N].
+
+  Args:
+    images: the images.
+    labels: the labels.
+    shape: the shape of one image.
+    source: the place that they are from.
+  """
+  found = sorted({*labels.ravel().tolist()}) or [-1]
+  if (
+      images.shape != (len(labels), *shape)
+      or images.dtype != np.uint8
+      or labels.ndim != 1
+      or not 0 <= found[0] <= found[-1] <= 9
+  ):
+    raise ValueError(
+        f'{source} must hold images [N, {", ".join(map(str, shape))}] of bytes,'
+        ' one at least, and labels [N] from 0 to 9; got'
+        f' {list(images.shape)} of {images.dtype} and labels to {found[-1]},'
+        f' from {found[0]}, of shape {list(labels.shape)}'
+    )
+
+
+def _pixels(image: Any) -> np.ndarray:
+  """Returns the pixels of an encoded image."""
   from PIL import Image  # Slow to import, and seldom needed.
 
-  pixels = np.asarray(Image.open(io.BytesIO(image)))
-  return pixels if pixels.ndim == 3 else pixels[..., np.newaxis]
+  return np.asarray(Image.open(io.BytesIO(image)))

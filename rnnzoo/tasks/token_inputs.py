@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rnnzoo import settings
+from rnnzoo.tasks import array_inputs
 
 
 def check(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
@@ -56,23 +57,16 @@ def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
     ValueError: the mapping is something else.
   """
   if not isinstance(given, Mapping) or set(given) != {'tokens', 'length'}:
-    got = settings.a(type(given))
-    if isinstance(given, Mapping):
-      got = f'the keys {", ".join(map(repr, given)) or "none"}'
     raise ValueError(
         "inputs must be a dict of 'tokens' [B, T] and 'length' [B]; got"
-        f' {got}'
+        f' {array_inputs.kind(given)}'
     )
   tokens = check(given['tokens'], num_tokens)
-  length = np.asarray(given['length'])
-  batch, time = tokens.shape
-  if (
-      length.dtype.kind not in 'iu'
-      or length.shape != (batch,)
-      or not 1 <= length.min() <= length.max() <= time
-  ):
-    raise ValueError(
-        f'length must be integers [B], here [{batch}], from 1 to {time}, the'
-        f' steps of tokens; got {length.dtype} of shape {list(length.shape)}'
-    )
-  return {'tokens': tokens, 'length': length.astype(np.int32)}
+  length = array_inputs.counts(
+      given['length'],
+      'length',
+      *tokens.shape,
+      of='the steps of tokens',
+      row='row',
+  )
+  return {'tokens': tokens, 'length': length}

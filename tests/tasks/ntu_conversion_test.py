@@ -28,6 +28,16 @@ class ConversionTest(parameterized.TestCase):
     self.destination = pathlib.Path(self.create_tempdir().full_path) / 'out'
     self.recordings = ntu_motions.generate(2, 1)
 
+  def write(self, stop, start=0, folder=''):
+    """Writes recordings to a folder of the source, and returns their paths."""
+    folder = self.source / folder
+    indices = range(start, stop)
+    return skeleton_files.write_files(folder, self.recordings, indices)
+
+  def refuses(self, message, error=ValueError):
+    with self.assertRaisesRegex(error, message):
+      self.convert()
+
   def convert(self, **options):
     options = {'num_processes': 0} | options
     return ntu_conversion.convert(self.source, self.destination, **options)
@@ -53,14 +63,8 @@ class ConversionTest(parameterized.TestCase):
 
   def test_converts_folders(self):
     paths = [
-        *skeleton_files.write_files(
-            self.source / 'nturgb+d_skeletons', self.recordings, range(20)
-        ),
-        *skeleton_files.write_files(
-            self.source / 'nturgb+d_skeletons120',
-            self.recordings,
-            range(20, 40),
-        ),
+        *self.write(20, folder='nturgb+d_skeletons'),
+        *self.write(40, 20, 'nturgb+d_skeletons120'),
     ]
     result = self.convert()
     self.assertEqual(result.num_converted, 40)
@@ -76,7 +80,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(again, result._replace(num_read=0))
 
   def test_files_with_names_of_any_bytes_are_listed(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
+    paths = self.write(3)
     os.symlink('nowhere', self.source / 'S009C001P001R001A001.skeleton')
     for name in (b'caf\xe9.skeleton', b'a\tb\nc.skeleton'):
       (self.source / os.fsdecode(name)).write_text('1\n')
@@ -93,7 +97,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_files_in_capitals(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
+    paths = self.write(3)
     for path, suffix in zip(paths, ('.SKELETON', '.Skeleton'), strict=False):
       path.rename(path.with_suffix(suffix))
     (self.source / 's001c001p001r001a001.SKELETON').write_text('1\n')
@@ -104,7 +108,7 @@ class ConversionTest(parameterized.TestCase):
     )
 
   def test_damaged_files_are_listed(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(9))
+    paths = self.write(9)
     texts = {path: path.read_text() for path in paths}
     cut, nan, zero, seven, binary = paths[:5]
     cut.write_text('\n'.join(texts[cut].splitlines()[:50]))
@@ -136,7 +140,7 @@ class ConversionTest(parameterized.TestCase):
     )
 
   def test_starts_anew_after_an_interruption(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(9))
+    paths = self.write(9)
     read = ntu_conversion._read
 
     def until_fifth(path):
@@ -154,51 +158,41 @@ class ConversionTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_several_processes(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(20))
+    paths = self.write(20)
     result = self.convert(num_processes=2)
     self.assertEqual(result.num_read, 20)
     self.assert_same(paths)
 
   def test_other_files_need_another_folder(self):
-    skeleton_files.write_files(self.source, self.recordings, range(3))
+    self.write(3)
     self.convert()
-    skeleton_files.write_files(self.source, self.recordings, range(3, 4))
-    with self.assertRaisesRegex(ValueError, 'what other files were converted'):
-      self.convert()
+    self.write(4, 3)
+    self.refuses('what other files were converted')
 
   def test_no_source(self):
-    with self.assertRaisesRegex(FileNotFoundError, 'has no .skeleton file'):
-      self.convert()
-    folder, self.source = self.source, self.source / 'none'
-    with self.assertRaisesRegex(FileNotFoundError, 'none does not exist'):
-      self.convert()
+    self.refuses('has no .skeleton file', FileNotFoundError)
+    folder = self.source
+    self.source = folder / 'none'
+    self.refuses('none does not exist', FileNotFoundError)
     self.source.symlink_to('nowhere')
-    with self.assertRaisesRegex(FileNotFoundError, 'is a link to nowhere'):
-      self.convert()
-    (self.source,) = skeleton_files.write_files(
-        folder, self.recordings, range(1)
-    )
-    with self.assertRaisesRegex(
-        NotADirectoryError, 'is a file; name the folder that it is in'
-    ):
-      self.convert()
+    self.refuses('is a link to nowhere', FileNotFoundError)
+    self.source = folder / 'a.skeleton'
+    self.source.write_text('')
+    message = 'is a file; name the folder that it is in'
+    self.refuses(message, NotADirectoryError)
 
   def test_nothing_to_convert(self):
     (self.source / 'a.skeleton').write_text('')
-    with self.assertRaisesRegex(ValueError, 'none of 1 files .*skipped.txt'):
-      self.convert()
+    self.refuses('none of 1 files .*skipped.txt')
     self.assertIn('a.skeleton', (self.destination / 'skipped.txt').read_text())
 
   def test_linked_folders(self):
     elsewhere = pathlib.Path(self.create_tempdir().full_path)
-    write = lambda folder, *indices: skeleton_files.write_files(
-        folder, self.recordings, range(*indices)
-    )
     paths = [
-        *write(self.source / 'z_here', 3),
-        *write(elsewhere / 'first', 3, 6),
-        *write(elsewhere / 'first' / 'deeper', 6, 8),
-        *write(elsewhere / 'other', 8, 10),
+        *self.write(3, 0, 'z_here'),
+        *self.write(6, 3, elsewhere / 'first'),
+        *self.write(8, 6, elsewhere / 'first' / 'deeper'),
+        *self.write(10, 8, elsewhere / 'other'),
     ]
     link = lambda name, to: (self.source / name).symlink_to(to)
     link('linked', elsewhere / 'first')
@@ -215,9 +209,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_links_that_repeat_or_lead_nowhere(self):
-    paths = skeleton_files.write_files(
-        self.source / 'z_here', self.recordings, range(3)
-    )
+    paths = self.write(3, folder='z_here')
     for name, to in (
         ('a_up', '.'),
         ('again', 'z_here'),
@@ -244,8 +236,8 @@ class ConversionTest(parameterized.TestCase):
     self.assertStartsWith(reason, 'is the same file as')
 
   def test_unreadable_folders(self):
-    skeleton_files.write_files(self.source / 'a', self.recordings, range(3))
-    skeleton_files.write_files(self.source / 'b', self.recordings, range(3, 5))
+    self.write(3, folder='a')
+    self.write(5, 3, 'b')
     scandir = os.scandir
 
     def refuse(path):
@@ -262,16 +254,15 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert().num_converted, 5)
 
   def test_files_that_become_readable_are_no_longer_done(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
+    paths = self.write(3)
     access = lambda path, mode: path != paths[0]
     with mock.patch.object(os, 'access', access):
       self.convert()
       self.convert()
-    with self.assertRaisesRegex(ValueError, 'what other files were converted'):
-      self.convert()
+    self.refuses('what other files were converted')
 
   def test_names_with_other_digits(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(2))
+    paths = self.write(2)
     second = self.source / paths[0].name.replace('S001', 'S٠٠١')
     second.write_bytes(paths[0].read_bytes())
     result = self.convert()
@@ -281,7 +272,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('of the digits 0 to 9', reason)
 
   def test_one_conversion_at_a_time(self):
-    skeleton_files.write_files(self.source, self.recordings, range(3))
+    self.write(3)
     read = ntu_conversion._read
 
     def meanwhile(path):
@@ -295,7 +286,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_without_locks(self):
-    skeleton_files.write_files(self.source, self.recordings, range(3))
+    self.write(3)
     with mock.patch.object(
         fcntl, 'flock', side_effect=OSError(95, 'not supported')
     ):
@@ -304,7 +295,7 @@ class ConversionTest(parameterized.TestCase):
     self.assertIn('cannot be locked (not supported)', errors.getvalue())
 
   def test_a_destination_that_cannot_be_made(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
+    paths = self.write(3)
     link = self.source / 'link'
     link.symlink_to('nowhere')
     for destination, message in (
@@ -321,7 +312,7 @@ class ConversionTest(parameterized.TestCase):
         self.convert()
 
   def test_a_full_disk(self):
-    skeleton_files.write_files(self.source, self.recordings, range(3))
+    self.write(3)
     with mock.patch.object(
         os, 'fsync', side_effect=OSError(errno.ENOSPC, 'No space left')
     ):
@@ -343,57 +334,42 @@ class ConversionTest(parameterized.TestCase):
   def test_two_files_of_one_name(self):
     for folder in 'ab':
       skeleton_files.write_files(self.source / folder, self.recordings, [0, 1])
-    with self.assertRaisesRegex(
-        ValueError, 'have one name, and so have 1 more pairs; leave one'
-    ):
-      self.convert()
+    self.refuses('have one name, and so have 1 more pairs; leave one')
     for path in (self.source / 'b').iterdir():
       path.rename(path.with_suffix('.SKELETON'))
-    with self.assertRaisesRegex(ValueError, 'have one name'):
-      self.convert()
+    self.refuses('have one name')
 
   def test_damaged_results(self):
-    skeleton_files.write_files(self.source, self.recordings, range(2))
+    self.write(2)
     self.convert()
     index = self.destination / 'index.json'
+    frames = self.destination / 'frames.npy'
     content = json.loads(index.read_text())
-    for damaged in (
-        '{',
-        json.dumps(content | {'lengths': [1]}),
-        json.dumps(content | {'names': [1, 2]}),
+    npz = io.BytesIO()
+    np.savez(npz, frames=np.ones(3))
+    short = json.dumps(content | {'lengths': [1, 1]})
+    for path, damaged, message in (
+        (index, '{', 'index.json is damaged'),
+        (index, json.dumps(content | {'lengths': [1]}), 'index.json is dam'),
+        (index, json.dumps(content | {'names': [1, 2]}), 'index.json is dam'),
+        (index, short, 'must hold float32'),
+        (frames, npz.getvalue(), 'frames.npy is damaged: .*npz'),
+        (frames, b'no array', 'frames.npy is damaged'),
     ):
-      index.write_text(damaged)
-      with self.assertRaisesRegex(ValueError, 'index.json is damaged'):
+      whole = path.read_bytes()
+      path.write_bytes(damaged if path == frames else damaged.encode())
+      with self.assertRaisesRegex(ValueError, message):
         ntu_arrays.read(self.destination)
-    index.write_text(json.dumps(content | {'lengths': [1, 1]}))
-    with self.assertRaisesRegex(ValueError, 'must hold float32'):
-      ntu_arrays.read(self.destination)
-    with (self.destination / 'frames.npy').open('wb') as file:
-      np.savez(file, frames=np.ones(3))
-    with self.assertRaisesRegex(ValueError, 'frames.npy is damaged: .*npz'):
-      ntu_arrays.read(self.destination)
-    (self.destination / 'frames.npy').write_bytes(b'no array')
-    with self.assertRaisesRegex(ValueError, 'frames.npy is damaged'):
-      ntu_arrays.read(self.destination)
-    index.write_text(json.dumps(content))
-    for damage in (
-        lambda: None,
-        (self.destination / 'frames.npy').unlink,
-        (self.destination / 'skipped.txt').unlink,
-    ):
-      damage()
-      with self.assertRaisesRegex(
-          ValueError, 'conversion that is not whole.* Remove .*index.json'
-      ):
-        self.convert()
+      self.refuses('conversion that is not whole.* Remove .*index.json')
+      path.write_bytes(whole)
+    for path in (frames, self.destination / 'skipped.txt'):
+      path.unlink()
+      self.refuses('conversion that is not whole.* Remove .*index.json')
       index.unlink()
       self.assertEqual(self.convert().num_converted, 2)
-    index.write_text('{')
-    with self.assertRaisesRegex(ValueError, 'Remove .*index.json'):
-      self.convert()
 
   def test_program(self):
-    paths = skeleton_files.write_files(self.source, self.recordings, range(3))
+    paths = self.write(3)
     paths[0].write_text('')
     lines = paths[1].read_text().splitlines()
     lines[0] = str(int(lines[0]) + 1)

@@ -1,11 +1,11 @@
 """Skeleton action recognition: sampling, augmentation, the task, all of it."""
 
 import contextlib
-import importlib
 import io
 import json
 import pathlib
-import sys
+import shutil
+import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -16,6 +16,7 @@ import ml_collections
 import numpy as np
 import pytest
 
+from configs import base_skeletons
 from rnnzoo import training
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_conversion
@@ -26,14 +27,12 @@ from rnnzoo.tasks.motion import skeleton_inputs
 from rnnzoo.tasks.motion import skeletons
 from tests.testing import skeleton_files
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# configs/ is never installed.
-sys.path.insert(0, str(ROOT))
+# Compiled once for each shape.
+sample = jax.jit(skeleton_frames.sample)
 
 
 def make_config(**data) -> ml_collections.ConfigDict:
-  config = importlib.import_module('configs.base_skeletons').get_config()
+  config = base_skeletons.get_config()
   config.model.features = 8
   config.data.update(data)
   return config
@@ -59,7 +58,7 @@ class FramesTest(parameterized.TestCase):
     data = make_config(centre='none', num_steps=num_steps).data
     padded = skeleton_frames.pad(numbered(length, 3), data)
     where = skeleton_frames.offsets(2, 50, data)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    x = sample(padded['frames'], padded['length'], where)
     self.assertEqual(x.shape, (2, 50, num_steps, 2, 25, 3))
     chosen = np.asarray(x[0, ..., 0, 0, 0]) - 1
     starts = np.arange(num_steps) * length / num_steps
@@ -76,7 +75,7 @@ class FramesTest(parameterized.TestCase):
     data = make_config(centre='none', num_steps=5).data
     padded = skeleton_frames.pad(numbered(50), data)
     where = skeleton_frames.offsets(1, 0, data)
-    x = skeleton_frames.sample(padded['frames'], padded['length'], where)
+    x = sample(padded['frames'], padded['length'], where)
     np.testing.assert_array_equal(x[0, 0, :, 0, 0, 0], [6, 16, 26, 36, 46])
 
   def test_long_recordings_are_thinned_out(self):
@@ -144,22 +143,12 @@ class FramesTest(parameterized.TestCase):
     np.testing.assert_allclose(same, x, atol=1e-6)
 
   def test_turns_about_each_axis(self):
-    for axis, letter in enumerate('xyz'):
-      angles = np.zeros((1, 3), np.float32)
-      angles[0, axis] = 0.3
-      np.testing.assert_allclose(
-          skeleton_frames._rotation(jnp.asarray(angles))[0],
-          ntu_motions.rotations(0.3, letter),
-          atol=1e-6,
-      )
-    # About several axes: about x first, about z last.
-    angles = (0.3, -0.7, 1.1)
-    x, y, z = map(ntu_motions.rotations, angles, 'xyz')
-    np.testing.assert_allclose(
-        skeleton_frames._rotation(jnp.array([angles]))[0],
-        z @ y @ x,
-        atol=1e-6,
-    )
+    # About x first, about z last.
+    angles = np.float32([*np.diag([0.3] * 3), (0.3, -0.7, 1.1)])
+    found = skeleton_frames._rotation(jnp.asarray(angles))
+    for row, matrix in zip(angles, found, strict=True):
+      x, y, z = map(ntu_motions.rotations, row, 'xyz')
+      np.testing.assert_allclose(matrix, z @ y @ x, atol=1e-6)
 
 
 class TaskTest(parameterized.TestCase):
@@ -180,7 +169,6 @@ class TaskTest(parameterized.TestCase):
     model = lambda x: 9 * jnp.sum(x[:, :, 30:42] * x[:, ::-1, 40:52], axis=1)
     batch = {name: x[:3] for name, x in task.splits['test'].items()}
     result = jax.jit(lambda batch: task.evaluate(model, batch))(batch)
-    sample = jax.jit(skeleton_frames.sample)
     logits = []
     for s in range(7):
       x = sample(batch['frames'], batch['length'], batch['offsets'][:, [s]])
@@ -232,11 +220,14 @@ class TaskTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       skeletons.SkeletonActions(make_config(**data))
 
-  def test_no_data(self):
-    with self.assertRaisesRegex(FileNotFoundError, 'data_dir, the folder that'):
-      make_task(make_config(source='ntu60'))
-    with self.assertRaisesRegex(FileNotFoundError, 'has no index.json; python'):
-      make_task(make_config(source='ntu60', data_dir='/nowhere'))
+  @parameterized.parameters(
+      ('', 'data_dir, the folder that'),
+      ('/nowhere', 'has no index.json; python'),
+      (__file__, 'is a file; name the folder'),
+  )
+  def test_no_data(self, data_dir, message):
+    with self.assertRaisesRegex(FileNotFoundError, message):
+      make_task(make_config(source='ntu60', data_dir=data_dir))
 
 
 class InputsTest(parameterized.TestCase):
@@ -361,16 +352,24 @@ class InputsTest(parameterized.TestCase):
 
 class PipelineTest(parameterized.TestCase):
 
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.whole = cls.enterClassContext(tempfile.TemporaryDirectory())
+    source = pathlib.Path(cls.whole) / 'nturgb+d_skeletons'
+    cls.recordings = ntu_motions.generate(2, 1)
+    skeleton_files.write_files(source, cls.recordings, range(40))
+    ntu_conversion.convert(source, f'{cls.whole}/ntu60', num_processes=0)
+
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.create_tempdir().full_path)
-    self.recordings = ntu_motions.generate(2, 1)
-    self.paths = skeleton_files.write_files(
-        self.folder / 'nturgb+d_skeletons', self.recordings, range(40)
-    )
-    ntu_conversion.convert(self.folder, self.folder / 'ntu60', num_processes=0)
+    shutil.copytree(self.whole, self.folder, dirs_exist_ok=True)
+    names = [name.text() for name in self.recordings.names[:40]]
+    source = self.folder / 'nturgb+d_skeletons'
+    self.paths = [source / f'{name}.skeleton' for name in names]
     (self.folder / 'missing.txt').write_text(
-        f'2 of the samples\n\n{self.paths[5].stem}\nS017C003P020R001A059\n'
+        f'2 of the samples\n\n{names[5]}\nS017C003P020R001A059\n'
     )
 
   def config(self, **data):
@@ -462,10 +461,15 @@ class PipelineTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "of a run .* it is of 'smnist'"):
       skeleton_inputs.read(self.paths[0], config)
 
-  def test_labels_beyond_the_classes(self):
+  @parameterized.parameters(
+      ('A061', '60 classes, but .* has A061'),
+      ('A0x1', 'index.json is damaged: .*A0x1'),
+      ('A002', 'damaged: it lists a recording twice'),
+  )
+  def test_damaged_names(self, action, message):
     index = self.folder / 'ntu60' / 'index.json'
-    index.write_text(index.read_text().replace('A001', 'A061'))
-    with self.assertRaisesRegex(ValueError, '60 classes, but .* has A061'):
+    index.write_text(index.read_text().replace('A001', action))
+    with self.assertRaisesRegex(ValueError, message):
       make_task(self.config())
 
   def test_nothing_left(self):
@@ -515,22 +519,6 @@ class PipelineTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ValueError, f'{name} shows nobody in its frame 2'
     ):
-      make_task(self.config())
-
-  def test_a_file_is_no_folder(self):
-    path = self.folder / 'ntu60' / 'frames.npy'
-    with self.assertRaisesRegex(
-        FileNotFoundError, 'is a file; name the folder'
-    ):
-      make_task(make_config(source='ntu60', data_dir=str(path)))
-
-  def test_damaged_names(self):
-    index = self.folder / 'ntu60' / 'index.json'
-    index.write_text(index.read_text().replace('A001', 'A0x1'))
-    with self.assertRaisesRegex(ValueError, 'index.json is damaged: .*A0x1'):
-      make_task(self.config())
-    index.write_text(index.read_text().replace('A0x1', 'A002'))
-    with self.assertRaisesRegex(ValueError, 'damaged: it lists a recording tw'):
       make_task(self.config())
 
   @pytest.mark.slow

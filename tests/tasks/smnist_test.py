@@ -4,12 +4,10 @@ import contextlib
 import gzip
 import hashlib
 import http.server
-import importlib
 import io
 import json
 import pathlib
 import random
-import sys
 import threading
 import tracemalloc
 from unittest import mock
@@ -20,29 +18,19 @@ from flax import nnx
 import jax
 import ml_collections
 import numpy as np
-import pytest
 
+from configs import base_smnist
 from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.images import tfds_mnist
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-# configs/ is never installed.
-sys.path.insert(0, str(ROOT))
-
-
 # Of a gzip file without a name.
 GZIP_HEAD = gzip.compress(b'')[:10]
 
 
-def load_config(name: str) -> ml_collections.ConfigDict:
-  return importlib.import_module(f'configs.{name}').get_config()
-
-
 def digits_config(**data) -> ml_collections.ConfigDict:
-  config = load_config('base_smnist')
+  config = base_smnist.get_config()
   config.data.update(source='digits', **data)
   return config
 
@@ -187,12 +175,16 @@ class MnistTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.idx_dir = pathlib.Path(self.create_tempdir().full_path)
-    self.data = load_config('base_smnist').data
+    self.checksums = write_idx_files(self.idx_dir)
+    self.data = base_smnist.get_config().data
     self.data.data_dir = self.create_tempdir().full_path
+    self.data.manual_dir = str(self.idx_dir)
+
+  def load(self, **options) -> mnist.Images:
+    with mock.patch.object(idx, 'reachable', return_value=False):
+      return mnist.load(self.data, **options)
 
   def test_another_process_prepares_it_first(self):
-    checksums = write_idx_files(self.idx_dir)
-    self.data.manual_dir = str(self.idx_dir)
     whole = tfds_mnist.MNIST.download_and_prepare
 
     def late(builder, **options):
@@ -200,13 +192,11 @@ class MnistTest(parameterized.TestCase):
       raise FileExistsError('Destination 3.0.1 already exists.')
 
     with mock.patch.object(tfds_mnist.MNIST, 'download_and_prepare', late):
-      images = mnist.load(self.data, checksums)
+      images = self.load(checksums=self.checksums)
     self.assertEqual(images.name, 'MNIST')
 
   def test_prepares_once_from_idx_files(self):
-    checksums = write_idx_files(self.idx_dir)
-    self.data.manual_dir = str(self.idx_dir)
-    images = mnist.load(self.data, checksums)
+    images = self.load(checksums=self.checksums)
     self.assertEqual(images.name, 'MNIST')
     self.assertEqual(images.white, 255)
     # TFDS shuffles when it writes.
@@ -220,18 +210,8 @@ class MnistTest(parameterized.TestCase):
       np.testing.assert_array_equal(pixels, stored[order])
       np.testing.assert_array_equal(labels, order % 10)
     self.data.manual_dir = ''
-    with mock.patch.object(idx, 'reachable', return_value=False):
-      again = mnist.load(self.data)
+    again = self.load()
     np.testing.assert_array_equal(again.train_images, images.train_images)
-
-  def prepare(self) -> list[pathlib.Path]:
-    """Prepares the made-up MNIST, and returns its files."""
-    checksums = write_idx_files(self.idx_dir)
-    self.data.manual_dir = str(self.idx_dir)
-    self.images = mnist.load(self.data, checksums)
-    self.data.manual_dir = ''
-    directory = pathlib.Path(self.data.data_dir)
-    return sorted(path for path in directory.rglob('*') if path.is_file())
 
   def check_damage(self, path: pathlib.Path, content: bytes | None) -> None:
     """A damaged file makes no difference, or a sentence."""
@@ -240,8 +220,7 @@ class MnistTest(parameterized.TestCase):
     if content is not None:
       path.write_bytes(content)
     try:
-      with mock.patch.object(idx, 'reachable', return_value=False):
-        images = mnist.load(self.data)
+      images = self.load()
       np.testing.assert_array_equal(
           images.train_images, self.images.train_images
       )
@@ -256,8 +235,10 @@ class MnistTest(parameterized.TestCase):
       path.write_bytes(whole)
 
   def test_a_damaged_copy(self):
-    self.data.source = 'mnist'
-    paths = self.prepare()
+    self.images = self.load(checksums=self.checksums)
+    self.data.update(source='mnist', manual_dir='')
+    files = pathlib.Path(self.data.data_dir).rglob('*')
+    paths = sorted(path for path in files if path.is_file())
     self.assertNotEmpty([p for p in paths if 'array_record' in p.name])
     for path in paths:
       whole = path.read_bytes()
@@ -271,8 +252,6 @@ class MnistTest(parameterized.TestCase):
           self.check_damage(path, content)
 
   def test_files_that_hold_something_else(self):
-    checksums = write_idx_files(self.idx_dir)
-    self.data.manual_dir = str(self.idx_dir)
     for name, array in (
         ('train-images-idx3', np.zeros((6, 27, 28), np.uint8)),
         ('train-images-idx3', np.zeros((5, 28, 28), np.uint8)),
@@ -280,35 +259,19 @@ class MnistTest(parameterized.TestCase):
         ('train-labels-idx1', np.zeros((6, 1), np.uint8)),
     ):
       path = self.idx_dir / f'{name}-ubyte.gz'
-      whole = path.read_bytes()
-      path.write_bytes(idx_bytes(array))
-      sums = {
-          **checksums,
-          path.name: hashlib.md5(path.read_bytes()).hexdigest(),
-      }
+      whole, content = path.read_bytes(), idx_bytes(array)
+      path.write_bytes(content)
+      checksum = {path.name: hashlib.md5(content).hexdigest()}
       with self.subTest(f'{name} {array.shape}'):
         with self.assertRaisesRegex(ValueError, 'train-.* must hold'):
-          mnist.load(self.data, sums)
+          self.load(checksums=self.checksums | checksum)
       path.write_bytes(whole)
 
-  def test_wrong_checksum_is_no_reason_for_a_stand_in(self):
-    write_idx_files(self.idx_dir)
-    self.data.manual_dir = str(self.idx_dir)
-    with self.assertRaisesRegex(ValueError, 'MD5 sum'):
-      mnist.load(self.data)
-
-  def test_missing_directory_is_no_reason_for_a_stand_in(self):
-    self.data.manual_dir = str(self.idx_dir / 'nowhere')
-    with self.assertRaisesRegex(FileNotFoundError, 'does not exist'):
-      mnist.load(self.data)
-
   def test_stand_in_says_so(self):
+    self.data.manual_dir = ''
     output = io.StringIO()
-    with (
-        mock.patch.object(idx, 'reachable', return_value=False),
-        contextlib.redirect_stdout(output),
-    ):
-      images = mnist.load(self.data)
+    with contextlib.redirect_stdout(output):
+      images = self.load()
     self.assertEqual(images.name, 'scikit-learn digits (8 x 8), NOT MNIST')
     self.assertIn(
         f'WARNING: this run trains on {images.name}', output.getvalue()
@@ -318,16 +281,26 @@ class MnistTest(parameterized.TestCase):
     self.assertEqual(images.train_images.shape[1:], (8, 8))
     self.assertLessEqual(images.train_images.max(), images.white)
 
-  def test_mnist_or_nothing(self):
-    self.data.source = 'mnist'
-    with mock.patch.object(idx, 'reachable', return_value=False):
-      with self.assertRaisesRegex(FileNotFoundError, 'cannot be downloaded'):
-        mnist.load(self.data)
-
-  def test_unknown_source(self):
-    self.data.source = 'cifar'
-    with self.assertRaisesRegex(ValueError, "'auto', 'mnist', 'digits'"):
-      mnist.load(self.data)
+  @parameterized.named_parameters(
+      ('checksum', {}, ValueError, 'MD5 sum'),
+      (
+          'directory',
+          {'manual_dir': '/nowhere'},
+          FileNotFoundError,
+          'does not exist',
+      ),
+      (
+          'mnist_or_nothing',
+          {'source': 'mnist', 'manual_dir': ''},
+          FileNotFoundError,
+          'cannot be downloaded',
+      ),
+      ('source', {'source': 'cifar'}, ValueError, "'auto', 'mnist', 'digits'"),
+  )
+  def test_no_reason_for_a_stand_in(self, data, error, message):
+    self.data.update(data)
+    with self.assertRaisesRegex(error, message):
+      self.load()
 
 
 class SequentialMnistTest(parameterized.TestCase):
@@ -404,25 +377,28 @@ class SequentialMnistTest(parameterized.TestCase):
     config.batch_size = 16
     self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
 
-  @pytest.mark.slow
   def test_losses_and_predictions(self):
     config = digits_config()
-    config.model.features = 4
+    config.model.update(features=4, label_smoothing=0.2)
     task = smnist.SequentialMnist(config)
     model = task.build_model(nnx.Rngs(0))
     examples = {k: v[:5] for k, v in task.splits['test'].items()}
     losses, scores, _, predictions = task.evaluate(model, examples)
     logits = model(examples['inputs'] / np.float32(16))
     log_p = jax.nn.log_softmax(logits)
-    np.testing.assert_allclose(
-        losses, -log_p[np.arange(5), examples['label']], rtol=1e-5
-    )
+    hard = -log_p[np.arange(5), examples['label']]
+    np.testing.assert_allclose(losses, hard, rtol=1e-5)
     np.testing.assert_array_equal(predictions, logits.argmax(-1))
     np.testing.assert_array_equal(
         scores['accuracy'], predictions == examples['label']
     )
     np.testing.assert_array_equal(
         task.predict(model, examples['inputs']), predictions
+    )
+    # Smoothed labels are for training.
+    losses = task.evaluate(model, examples, nnx.Rngs(0)).losses
+    np.testing.assert_allclose(
+        losses, 0.8 * hard - 0.2 * log_p.mean(-1), rtol=1e-5
     )
 
   @parameterized.parameters('row', 'pixel', 'permuted')
@@ -467,44 +443,19 @@ class SequentialMnistTest(parameterized.TestCase):
           tasks[name]._logits(identity, inputs), want, atol=1e-5, err_msg=name
       )
 
-  def test_smoothed_labels_are_for_training(self):
-    config = digits_config()
-    config.model.update(features=4, label_smoothing=0.2)
-    task = smnist.SequentialMnist(config)
-    model = task.build_model(nnx.Rngs(0))
-    examples = {k: v[:5] for k, v in task.splits['test'].items()}
-    log_p = jax.nn.log_softmax(model(examples['inputs'] / np.float32(16)))
-    hard = -log_p[np.arange(5), examples['label']]
-    losses = task.evaluate(model, examples, nnx.Rngs(0)).losses
-    np.testing.assert_allclose(
-        losses, 0.8 * hard - 0.2 * log_p.mean(-1), rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        task.evaluate(model, examples).losses, hard, rtol=1e-5
-    )
-
-  def test_xavier_with_fused_fans(self):
+  def test_initial_values(self):
     config = digits_config()
     config.model.update(layer='LSTM', features=32)
     config.model.options.LSTM = {
-        'kernel_init': 'xavier_uniform_fused',
+        'kernel_init': 'normal',
         'recurrent_kernel_init': 'xavier_uniform_fused',
     }
     model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
     (layer,) = model.backbone.layers
-    for kernel, fans in (
-        (layer.kernel, 8 + 4 * 32),
-        (layer.recurrent_kernel, 32 + 4 * 32),
-    ):
-      limit = (6 / fans) ** 0.5
-      self.assertBetween(abs(kernel[...]).max(), 0.97 * limit, limit)
-
-  def test_small_weights(self):
-    config = digits_config()
-    config.model.options[config.model.layer] = {'kernel_init': 'normal'}
-    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
-    (layer,) = model.backbone.layers
     self.assertBetween(layer.kernel[...].std(), 0.008, 0.012)
+    limit = (6 / (32 + 4 * 32)) ** 0.5
+    greatest = abs(layer.recurrent_kernel[...]).max()
+    self.assertBetween(greatest, 0.97 * limit, limit)
 
   def test_last_layer_has_its_own_options(self):
     config = digits_config()

@@ -1,9 +1,7 @@
 """Sets of TFDS as sequences and as translation, prepared on disk."""
 
-import importlib
 import io
 import pathlib
-import sys
 from unittest import mock
 
 from absl.testing import absltest
@@ -12,13 +10,12 @@ import numpy as np
 from PIL import Image
 import tensorflow_datasets as tfds
 
+from configs import base_sequences
+from configs import base_translation
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation
-
-# configs/ is never installed.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 VERSION = '1.2.3'
 
@@ -68,8 +65,7 @@ class TfdsTest(parameterized.TestCase):
     self.rng = np.random.default_rng(0)
 
   def sequences(self, name, **data):
-    base = importlib.import_module('configs.base_sequences')
-    config = base.get_config()
+    config = base_sequences.get_config()
     config.data.update(source=f'tfds:{name}', data_dir=self.directory, **data)
     config.data.update(validation_fraction=0.2, test_fraction=0.2)
     return sequences.OwnSequences(config)
@@ -207,7 +203,7 @@ class TfdsTest(parameterized.TestCase):
     self.assertCountEqual(
         lines, [(f'{n} Häuser hier', f'{n} houses') for n in range(60)]
     )
-    config = importlib.import_module('configs.base_translation').get_config()
+    config = base_translation.get_config()
     config.data.update(source='tfds:made_lines', data_dir=self.directory)
     task = translation.Translation(config)
     self.assertEqual(task.metrics[0].name, 'bleu')
@@ -228,14 +224,10 @@ class TfdsTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(ValueError, 'supervised keys None'):
       tfds_sets.read('tfds:made_keyless', self.directory)
-    for source in ('tfds:', 'fashion_mnist'):
+    config = base_sequences.get_config()
+    for config.data.source in ('tfds:', 'fashion_mnist'):
       with self.assertRaisesRegex(ValueError, "'files' or 'tfds:<name>'"):
-        self.check(source)
-
-  def check(self, source):
-    config = importlib.import_module('configs.base_sequences').get_config()
-    config.data.source = source
-    sequences.OwnSequences(config)
+        sequences.OwnSequences(config)
 
 
 if __name__ == '__main__':

@@ -14,171 +14,67 @@ References:
 """
 
 from collections.abc import Mapping
-import math
 import types
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
-from rnnzoo import models
 from rnnzoo.tasks import array_inputs
-from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
-from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import cifar_files
-from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import smnist
 
 SEQUENCES = ('row', 'pixel', 'permuted', 'noise_padded')
 
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'source': fields.one_of(cifar_files.SOURCES),
-        'digits_batch_size': fields.integer(1),
-        'manual_dir': fields.text(),
-        'data_dir': fields.text(),
-        'sequence': fields.one_of(SEQUENCES),
-        'num_steps': fields.integer(1, 10**6),
-        'noise_seed': fields.seed(),
-        'scaling': fields.one_of(smnist.SCALINGS),
-        'permutation_seed': fields.seed(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
-)
 
-
-class SequentialCifar(protocol.Classification):
+class SequentialCifar(smnist.SequentialImages):
   """Classifies color images that are read as sequences.
 
-  Attributes:
-    dataset: 'CIFAR-10', or the name of its stand-in.
-    splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in],
-      'index' int32 [N], which image of its split it is, and 'label' int32 [N].
-      The noise is not stored.
-    batch_size: `config.batch_size`, or less for digits.
-    class_names: 'airplane' to 'truck', or '0' to '9'.
+  Classes are 'airplane' to 'truck', or digits. `splits` have 'index' int32 [N]
+  as well, which image of its split it is. The noise is not stored; in
+  evaluation an image's noise never changes.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
+  rules = types.MappingProxyType(
+      {
+          **smnist.DATA_RULES,
+          'source': fields.one_of(cifar_files.SOURCES),
+          'sequence': fields.one_of(SEQUENCES),
+          'num_steps': fields.integer(1, 10**6),
+          'noise_seed': fields.seed(),
+      }
+  )
+  shapes = cifar_files.SHAPES
 
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_cifar.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist, or data are damaged.
-      FileNotFoundError: data that the config names are missing.
-    """
-    data = config.data
-    self._set_up(config)
-    if data.sequence != 'permuted':
-      fields.check_unread(data, {'permutation_seed': 0}, 'sequence')
+  def _load(self):
+    data = self._data
     if data.sequence != 'noise_padded':
       unread = {'num_steps': 1000, 'noise_seed': 0}
       fields.check_unread(data, unread, 'sequence')
     images = cifar_files.load(data)
-    self.dataset = images.name
-    self.batch_size = config.batch_size
-    self.class_names = cifar_files.CLASS_NAMES
-    if images.name == cifar_files.DIGITS_NAME:
-      self.class_names = tuple(map(str, range(10)))
-      self.batch_size = min(self.batch_size, data.digits_batch_size)
-      print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
-    self._white = images.white
-    train, validation = smnist.split_validation(
-        len(images.train_labels), data.validation_fraction, data.split_seed
-    )
-    pixels = images.train_images[train]
-    self._image = pixels.shape[1:]
-    shift, scale = _scaling(data.scaling, pixels / np.float32(images.white))
-    # The features of a step: one pixel's channels, or a row's.
-    repeats = pixels.shape[2] if self._reads_rows() else 1
-    self._shift, self._scale = np.tile(shift, repeats), np.tile(scale, repeats)
-    self.splits: Mapping[str, protocol.Examples] = {
-        'train': self._examples(pixels, images.train_labels[train]),
-        'validation': self._examples(
-            images.train_images[validation], images.train_labels[validation]
-        ),
-        'test': self._examples(images.test_images, images.test_labels),
-    }
-    height = pixels.shape[1]
+    height = images.train_images.shape[1]
     if data.sequence == 'noise_padded' and data.num_steps < height:
       raise ValueError(
           f'config.data.num_steps must be at least {height}, the rows of an'
           f' image; got {data.num_steps}'
       )
+    return images
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
-    fields.check(config.model, protocol.RULES, 'config.model')
-    self._model, self._data = config.model, config.data
-    self.label_smoothing = config.model.label_smoothing
+  def _find_scaling(self, images):
+    channels = images / np.float32(self._white)
+    # A step has the channels of one pixel, or of a row's.
+    repeats = self._features // images.shape[-1]
+    shift, scale = _scaling(self._data.scaling, channels)
+    return np.tile(shift, repeats), np.tile(scale, repeats)
+
+  def _examples(self, images, labels):
+    index = np.arange(len(images), dtype=np.int32)
+    return {**super()._examples(images, labels), 'index': index}
 
   def describe(self):
-    return {
-        'class_names': list(self.class_names),
-        'image': list(self._image),
-        'white': self._white,
-        'shift': self._shift.tolist(),
-        'scale': self._scale.tolist(),
-    }
-
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.class_names = tuple(described['class_names'])
-    task._white = described['white']
-    task._image = tuple(described.get('image', cifar_files.SHAPES[task._white]))
-    task._shift = np.array(described['shift'], np.float32)
-    task._scale = np.array(described['scale'], np.float32)
-    return task
-
-  def _reads_rows(self) -> bool:
-    return self._data.sequence in ('row', 'noise_padded')
-
-  def _sequences(self, images) -> np.ndarray:
-    count, height, width, channels = images.shape
-    if self._reads_rows():
-      inputs = images.reshape(count, height, width * channels)
-    else:
-      inputs = images.reshape(count, height * width, channels)
-    if self._data.sequence == 'permuted':
-      order = smnist.permutation(inputs.shape[1], self._data.permutation_seed)
-      inputs = inputs[:, order]
-    return inputs
-
-  def _examples(self, images, labels) -> protocol.Examples:
-    index = np.arange(len(images), dtype=np.int32)
-    return {
-        'inputs': self._sequences(images),
-        'index': index,
-        'label': labels,
-    }
-
-  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    backbone = backbones.build(self._model, len(self._shift), rngs)
-    return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
-
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
-    """Returns cross entropies, hits and predicted classes of a batch.
-
-    In evaluation, without `rngs`, an image's noise never changes.
-    """
-    logits = self._logits(model, examples, rngs)
-    smoothing = self.label_smoothing if rngs is not None else 0.0
-    return protocol.evaluation(logits, examples['label'], smoothing)
+    return {**super().describe(), 'class_names': list(self.class_names)}
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict`, 'inputs' uint8 [B, T, in] among them.
@@ -205,11 +101,7 @@ class SequentialCifar(protocol.Classification):
               f"inputs must have no keys but 'inputs' and 'index'; got {name!r}"
           )
       pixels, index = inputs['inputs'], inputs.get('index')
-    features = len(self._shift)
-    steps = math.prod(self._image) // features, features
-    pixels = image_inputs.check(pixels, self._image, steps, self._white)
-    if pixels.shape[1:] != steps:
-      pixels = self._sequences(pixels)
+    pixels = super().check_inputs(pixels)
     if not takes_noise:
       return {'inputs': pixels}
     if np.ma.isMaskedArray(index):
@@ -230,33 +122,19 @@ class SequentialCifar(protocol.Classification):
       )
     return {'inputs': pixels, 'index': index.astype(np.int32)}
 
-  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
-    """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
-
-    Args:
-      model: a trained model.
-      inputs: the sequences, or a dict of 'inputs' and 'index'.
-    """
-    if not isinstance(inputs, Mapping):
-      inputs = {'inputs': inputs}
-    logits = self._logits(model, inputs)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-  def _logits(self, model, examples, rngs=None) -> jax.Array:
-    x = examples['inputs'].astype(jnp.float32) / self._white
-    x = (x - self._shift) / self._scale
-    if self._data.sequence == 'noise_padded':
-      count, height, features = x.shape
-      shape = (self._data.num_steps - height, features)
-      if rngs is not None:
-        noise = jax.random.normal(rngs.dropout(), (count, *shape))
-      else:
-        key = jax.random.key(self._data.noise_seed)
-        # A function of the image, not of its batch.
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, examples['index'])
-        noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
-      x = jnp.concatenate([x, noise], axis=1)
-    return model(x, rngs=rngs)
+  def _completed(self, x, inputs, rngs):
+    if self._data.sequence != 'noise_padded':
+      return x
+    count, height, features = x.shape
+    shape = (self._data.num_steps - height, features)
+    if rngs is not None:
+      noise = jax.random.normal(rngs.dropout(), (count, *shape))
+    else:
+      key = jax.random.key(self._data.noise_seed)
+      # A function of the image, not of its batch.
+      keys = jax.vmap(jax.random.fold_in, (None, 0))(key, inputs['index'])
+      noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
+    return jnp.concatenate([x, noise], axis=1)
 
 
 def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

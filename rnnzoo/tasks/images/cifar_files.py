@@ -10,8 +10,7 @@ References:
 """
 
 from collections.abc import Mapping
-import hashlib
-import io
+import dataclasses
 import os
 import pathlib
 import tarfile
@@ -23,6 +22,7 @@ import numpy as np
 
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
 
 NAME = 'CIFAR-10'
@@ -38,16 +38,8 @@ ARCHIVE = 'cifar-10-binary.tar.gz'
 CHECKSUM = 'c32a1d4ab5d03f1284b67883e8d87530'  # MD5, as its authors give it.
 
 CLASS_NAMES = (
-    'airplane',
-    'automobile',
-    'bird',
-    'cat',
-    'deer',
-    'dog',
-    'frog',
-    'horse',
-    'ship',
-    'truck',
+    *('airplane', 'automobile', 'bird', 'cat', 'deer'),
+    *('dog', 'frog', 'horse', 'ship', 'truck'),
 )
 
 _TRAIN = tuple(f'data_batch_{i}.bin' for i in range(1, 6))
@@ -80,10 +72,8 @@ def load(
     return _digits()
   if data.manual_dir:
     fields.check_unread(data, ('data_dir',), 'manual_dir')
-    directory = fields.expand_directory(
-        data.manual_dir, 'config.data.manual_dir'
-    )
-    path = directory / ARCHIVE
+    name = 'config.data.manual_dir'
+    path = fields.expand_directory(data.manual_dir, name) / ARCHIVE
     print(f'data: {NAME}, from {path}', flush=True)
     return read_archive(path, checksum)
   data_dir = tfds_sets.directory(data.data_dir)
@@ -96,10 +86,8 @@ def load(
   )
   if data.source == 'cifar10':
     raise FileNotFoundError(where)
-  print(
-      f'WARNING: {where}.\n' f'WARNING: this run trains on {DIGITS_NAME}.',
-      flush=True,
-  )
+  print(f'WARNING: {where}.', flush=True)
+  print(f'WARNING: this run trains on {DIGITS_NAME}.', flush=True)
   return _digits()
 
 
@@ -119,13 +107,7 @@ def read_archive(
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist; it is at {URL}')
-  with path.open('rb') as file:
-    actual = hashlib.file_digest(file, 'md5').hexdigest()
-  if actual != checksum:
-    raise ValueError(
-        f'{path} has the MD5 sum {actual}, but CIFAR-10 has {checksum}; the'
-        ' file is damaged or is another one'
-    )
+  idx.check_sum(path, checksum, NAME)
   contents = {}
   try:
     with tarfile.open(path, 'r:gz') as archive:
@@ -137,15 +119,11 @@ def read_archive(
     raise ValueError(f'{path} is not a whole archive: {error}') from error
   if missing := [name for name in (*_TRAIN, *_TEST) if name not in contents]:
     raise ValueError(f'{path} lacks {", ".join(missing)}')
-  train = [_records(contents[name], f'{path}, {name}') for name in _TRAIN]
-  test = _records(contents[_TEST[0]], f'{path}, {_TEST[0]}')
-  return mnist.Images(
-      NAME,
-      np.concatenate([images for images, _ in train]),
-      np.concatenate([labels for _, labels in train]),
-      *test,
-      white=255,
-  )
+  found = [
+      _records(contents[name], f'{path}, {name}') for name in (*_TRAIN, *_TEST)
+  ]
+  arrays = [*map(np.concatenate, zip(*found[:-1], strict=True)), *found[-1]]
+  return mnist.Images(NAME, *arrays, white=255, class_names=CLASS_NAMES)
 
 
 def _records(content: bytes, source: str) -> tuple[np.ndarray, np.ndarray]:
@@ -167,58 +145,17 @@ def _records(content: bytes, source: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
   """Returns CIFAR-10 from a copy that TFDS has prepared."""
-  from PIL import Image  # Both are slow to import, and seldom needed.
-  import tensorflow_datasets as tfds
-
-  arrays: list[np.ndarray] = []
-  try:
-    for split in ('train', 'test'):
-      source = tfds.data_source(
-          f'cifar10:{_VERSION}',
-          split=split,
-          data_dir=data_dir,
-          decoders={'image': tfds.decode.SkipDecoding()},
-      )
-      examples = source.__getitems__(range(len(source)))
-      images = [
-          np.asarray(Image.open(io.BytesIO(e['image']))) for e in examples
-      ]
-      arrays.append(np.stack(images))
-      arrays.append(np.array([e['label'] for e in examples], np.int32))
-  except NotImplementedError as error:
-    raise ValueError(
-        f'the copy of cifar10 in {data_dir} is stored for TensorFlow readers'
-        " only; prepare it with file_format='array_record'"
-    ) from error
-  except MemoryError:
-    raise
-  except Exception as error:  # TFDS, its readers and PIL raise many kinds.
-    raise ValueError(
-        f'the copy of cifar10 in {data_dir} is damaged: {error}'
-    ) from error
-  for split, x, y in zip(
-      ('train', 'test'), arrays[::2], arrays[1::2], strict=True
-  ):
-    if x.shape != (len(y), 32, 32, 3) or y.max() > 9:
-      raise ValueError(
-          f'the copy of cifar10 in {data_dir} is damaged: {split!r} must have'
-          ' images [N, 32, 32, 3] and labels from 0 to 9; got'
-          f' {list(x.shape)} and labels to {y.max()}'
-      )
-  train_images, train_labels, test_images, test_labels = arrays
-  return mnist.Images(
-      NAME, train_images, train_labels, test_images, test_labels, white=255
-  )
+  name = f'cifar10:{_VERSION}'
+  arrays = tfds_sets.read_images(name, data_dir, SHAPES[255])
+  return mnist.Images(NAME, *arrays, white=255, class_names=CLASS_NAMES)
 
 
 def _digits() -> mnist.Images:
   """Returns scikit-learn's digits, with an axis of one channel."""
   digits = mnist.load(ml_collections.ConfigDict({'source': 'digits'}))
-  return mnist.Images(
-      DIGITS_NAME,
-      digits.train_images[..., np.newaxis],
-      digits.train_labels,
-      digits.test_images[..., np.newaxis],
-      digits.test_labels,
-      digits.white,
+  return dataclasses.replace(
+      digits,
+      name=DIGITS_NAME,
+      train_images=digits.train_images[..., np.newaxis],
+      test_images=digits.test_images[..., np.newaxis],
   )

@@ -102,13 +102,18 @@ def verify(
   if missing:
     raise FileNotFoundError(f'{directory} lacks {", ".join(missing)}')
   for name, expected in checksums.items():
-    with (directory / name).open('rb') as file:
-      actual = hashlib.file_digest(file, 'md5').hexdigest()
-    if actual != expected:
-      raise ValueError(
-          f'{directory / name} has the MD5 sum {actual}, but MNIST has'
-          f' {expected}; the file is damaged or is another one'
-      )
+    check_sum(directory / name, expected, 'MNIST')
+
+
+def check_sum(path: pathlib.Path, expected: str, name: str) -> None:
+  """Raises ValueError unless a file has the MD5 sum of a data set's file."""
+  with path.open('rb') as file:
+    actual = hashlib.file_digest(file, 'md5').hexdigest()
+  if actual != expected:
+    raise ValueError(
+        f'{path} has the MD5 sum {actual}, but {name} has {expected}; the file'
+        ' is damaged or is another one'
+    )
 
 
 def reachable(timeout: float = 4.0) -> bool:

@@ -26,6 +26,7 @@ SOURCES = ('auto', 'mnist', 'digits')
 SHAPES: Mapping[int, tuple[int, int]] = types.MappingProxyType(
     {255: (28, 28), 16: (8, 8)}
 )
+DIGITS_WHITE = 16
 
 # scikit-learn defines no test split. This one is fixed: the first 360 images
 # (20 %) in the order of `np.random.RandomState(0).permutation(1797)`, a stream
@@ -35,15 +36,17 @@ _DIGITS_TEST = 360
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Grey images with their labels, in the data set's own split.
+  """Images with their labels, in the data set's own split.
 
   Attributes:
     name: a name for people.
-    train_images: pixels, uint8 [N, height, width].
+    train_images: pixels, uint8 [N, height, width] or, of CIFAR-10 and its
+      stand-in, [N, height, width, channels].
     train_labels: classes, int32 [N].
-    test_images: pixels, uint8 [N, height, width].
+    test_images: pixels, in the same shape.
     test_labels: classes, int32 [N].
     white: the greatest value that a pixel can have.
+    class_names: names of classes.
   """
 
   name: str
@@ -51,7 +54,9 @@ class Images:
   train_labels: np.ndarray
   test_images: np.ndarray
   test_labels: np.ndarray
+  _: dataclasses.KW_ONLY
   white: int
+  class_names: tuple[str, ...] = tuple('0123456789')
 
 
 def load(
@@ -71,11 +76,7 @@ def load(
     ValueError: a checksum is wrong, `source` is unknown, a directory is a file,
       or `source` is 'digits' and a directory is named.
   """
-  if data.source not in SOURCES:
-    raise ValueError(
-        f'config.data.source is {data.source!r}; known are'
-        f' {", ".join(map(repr, SOURCES))}'
-    )
+  fields.check(data, {'source': fields.one_of(SOURCES)}, 'config.data')
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
     return _load_digits()
@@ -124,13 +125,8 @@ def _prepare_mnist(data_dir: pathlib.Path, idx_dir: pathlib.Path) -> Images:
 
 
 def _read_mnist(data_dir: pathlib.Path) -> Images:
-  from rnnzoo.tasks.images import tfds_mnist  # Slow to import.
-
-  train_images, train_labels = tfds_mnist.read(data_dir, 'train')
-  test_images, test_labels = tfds_mnist.read(data_dir, 'test')
-  return Images(
-      'MNIST', train_images, train_labels, test_images, test_labels, white=255
-  )
+  arrays = tfds_sets.read_images('mnist:3.0.1', data_dir, SHAPES[255])
+  return Images('MNIST', *arrays, white=255)
 
 
 def _load_digits() -> Images:
@@ -146,5 +142,5 @@ def _load_digits() -> Images:
       labels[_DIGITS_TEST:],
       images[:_DIGITS_TEST],
       labels[:_DIGITS_TEST],
-      white=16,
+      white=DIGITS_WHITE,
   )

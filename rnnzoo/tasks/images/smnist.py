@@ -12,6 +12,7 @@ References:
   linear units, 2015 (pixel by pixel, and permuted).
 """
 
+import abc
 from collections.abc import Mapping
 import math
 import types
@@ -32,15 +33,15 @@ from rnnzoo.tasks.images import mnist
 
 SEQUENCES = ('row', 'pixel', 'permuted')
 SCALINGS = ('minmax', 'standard', 'symmetric')
+# Sequences whose steps are rows. The others' steps are pixels.
+ROWS = ('row', 'noise_padded')
 
-
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+# Rules for `config.data`, but for the sources and sequences of a task.
+DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
-        'source': fields.one_of(mnist.SOURCES),
         'digits_batch_size': fields.integer(1),
         'manual_dir': fields.text(),
         'data_dir': fields.text(),
-        'sequence': fields.one_of(SEQUENCES),
         'scaling': fields.one_of(SCALINGS),
         'permutation_seed': fields.seed(),
         'validation_fraction': fields.number(0, 1, above=True, below=True),
@@ -49,90 +50,104 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SequentialMnist(protocol.Classification):
-  """Classifies images of digits that are read as sequences.
+class SequentialImages(protocol.Classification):
+  """Classifies images that are read as sequences.
 
   Attributes:
-    dataset: 'MNIST', or the name of its stand-in.
+    dataset: the data set's name, or that of its stand-in.
     splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in]
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
-    class_names: '0' to '9'.
+    class_names: names of classes.
+    rules: rules for `config.data`.
+    shapes: the shape of an image, by its greatest value.
   """
+
+  rules: Mapping[str, fields.Rule]
+  shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data.
 
     Args:
-      config: a config with `data` and `model`, as in `configs/base_smnist.py`.
+      config: a config as in `configs/base_smnist.py` or `base_cifar.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist.
+      ValueError: a field has a value that does not exist, or data are damaged.
       FileNotFoundError: data that the config names are missing.
       ConnectionError: the network went away in the middle of a download.
     """
     self._set_up(config)  # Before the data, which take a while.
-    if config.data.sequence != 'permuted':
-      fields.check_unread(config.data, {'permutation_seed': 0}, 'sequence')
-    images = mnist.load(config.data)
-    self._white = images.white
+    data = config.data
+    if data.sequence != 'permuted':
+      fields.check_unread(data, {'permutation_seed': 0}, 'sequence')
+    images = self._load()
     self.dataset = images.name
+    self.class_names = images.class_names
     self.batch_size = config.batch_size
-    if images.name == mnist.DIGITS_NAME:
-      self.batch_size = min(self.batch_size, config.data.digits_batch_size)
+    if images.white == mnist.DIGITS_WHITE:
+      self.batch_size = min(self.batch_size, data.digits_batch_size)
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
-    train, validation = split_validation(
-        len(images.train_labels),
-        config.data.validation_fraction,
-        config.data.split_seed,
-    )
-    inputs = self._sequences(images.train_images)
+    self._white = images.white
     self._image = images.train_images.shape[1:]
-    self._in_features = inputs.shape[-1]
-    self._shift, self._scale = scaling(
-        config.data.scaling, inputs[train] / self._white
+    train, validation = split_validation(
+        len(images.train_labels), data.validation_fraction, data.split_seed
     )
+    pixels, labels = images.train_images, images.train_labels
+    self._shift, self._scale = self._find_scaling(pixels[train])
     self.splits: Mapping[str, protocol.Examples] = {
-        'train': {'inputs': inputs[train], 'label': images.train_labels[train]},
-        'validation': {
-            'inputs': inputs[validation],
-            'label': images.train_labels[validation],
-        },
-        'test': {
-            'inputs': self._sequences(images.test_images),
-            'label': images.test_labels,
-        },
+        'train': self._examples(pixels[train], labels[train]),
+        'validation': self._examples(pixels[validation], labels[validation]),
+        'test': self._examples(images.test_images, images.test_labels),
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
+    fields.check(config.data, self.rules, 'config.data')
     backbones.check(config.model)
     fields.check(config.model, protocol.RULES, 'config.model')
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
-    self.class_names = tuple(str(digit) for digit in range(10))
+
+  @abc.abstractmethod
+  def _load(self) -> mnist.Images:
+    """Returns the images that the config names."""
+
+  @abc.abstractmethod
+  def _find_scaling(self, images: np.ndarray) -> tuple[Any, Any]:
+    """Returns (shift, scale) of the pixels of the training split."""
+
+  def _examples(self, images, labels) -> dict[str, np.ndarray]:
+    return {'inputs': self._sequences(images), 'label': labels}
+
+  def _sequences(self, images: np.ndarray) -> np.ndarray:
+    data = self._data
+    return to_sequences(images, data.sequence, data.permutation_seed)
+
+  @property
+  def _features(self) -> int:
+    """The features of a step: the channels of a pixel, or of a row's pixels."""
+    return math.prod(self._image[1 if self._data.sequence in ROWS else 2 :])
 
   def describe(self):
     return {
         'image': list(self._image),
-        'in_features': self._in_features,
         'white': self._white,
-        'shift': self._shift,
-        'scale': self._scale,
+        'shift': np.asarray(self._shift).tolist(),
+        'scale': np.asarray(self._scale).tolist(),
     }
 
   @classmethod
   def restore(cls, config, described):
     task = cls.__new__(cls)
     task._set_up(config)
-    task._in_features = described['in_features']
+    task.class_names = tuple(described.get('class_names', '0123456789'))
     task._white = described['white']
-    task._image = tuple(described.get('image', mnist.SHAPES[task._white]))
+    task._image = tuple(described.get('image', cls.shapes[task._white]))
     task._shift, task._scale = described['shift'], described['scale']
     return task
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    backbone = backbones.build(self._model, self._in_features, rngs)
+    backbone = backbones.build(self._model, self._features, rngs)
     return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
 
   def evaluate(
@@ -141,14 +156,10 @@ class SequentialMnist(protocol.Classification):
       examples: protocol.Examples,
       rngs: nnx.Rngs | None = None,
   ) -> protocol.Evaluation:
-    """Returns cross entropies, hits and predicted digits of a batch."""
-    logits = self._logits(model, examples['inputs'], rngs)
+    """Returns cross entropies, hits and predicted classes of a batch."""
+    logits = self._logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
     return protocol.evaluation(logits, examples['label'], smoothing)
-
-  def _sequences(self, images: np.ndarray) -> np.ndarray:
-    data = self._data
-    return to_sequences(images, data.sequence, data.permutation_seed)
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict`, uint8 [B, T, in].
@@ -161,20 +172,54 @@ class SequentialMnist(protocol.Classification):
     Raises:
       ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
-    steps = math.prod(self._image) // self._in_features, self._in_features
+    steps = math.prod(self._image) // self._features, self._features
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
     return pixels if pixels.shape[1:] == steps else self._sequences(pixels)
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
-    """Returns digits, int32 [B], of pixels [B, T, in] as in `splits`."""
+  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+    """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
+
+    Args:
+      model: a trained model.
+      inputs: the sequences, or a dict of them, as `check_inputs` returns them.
+    """
     logits = self._logits(model, inputs)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
   def _logits(self, model, inputs, rngs=None) -> jax.Array:
-    x = inputs.astype(jnp.float32) / self._white
-    if self._shift or self._scale != 1.0:
-      x = (x - self._shift) / self._scale
-    return model(x, rngs=rngs)
+    if not isinstance(inputs, Mapping):
+      inputs = {'inputs': inputs}
+    x = inputs['inputs'].astype(jnp.float32) / self._white
+    x = (x - np.float32(self._shift)) / np.float32(self._scale)
+    return model(self._completed(x, inputs, rngs), rngs=rngs)
+
+  def _completed(self, x, inputs, rngs):
+    """Returns the sequences that a model sees, of scaled pixels."""
+    del inputs, rngs
+    return x
+
+
+class SequentialMnist(SequentialImages):
+  """Classifies images of digits, '0' to '9', of MNIST or its stand-in."""
+
+  rules = types.MappingProxyType(
+      {
+          **DATA_RULES,
+          'source': fields.one_of(mnist.SOURCES),
+          'sequence': fields.one_of(SEQUENCES),
+      }
+  )
+  shapes = mnist.SHAPES
+
+  def _load(self):
+    return mnist.load(self._data)
+
+  def _find_scaling(self, images):
+    pixels = self._sequences(images) / self._white
+    return scaling(self._data.scaling, pixels)
+
+  def describe(self):
+    return {**super().describe(), 'in_features': self._features}
 
 
 def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
@@ -236,10 +281,11 @@ def permutation(num_pixels: int, seed: int) -> np.ndarray:
 def to_sequences(
     images: np.ndarray, sequence: str, permutation_seed: int
 ) -> np.ndarray:
-  """Returns images [N, height, width] as sequences [N, T, in]."""
-  if sequence == 'row':
-    return images
-  pixels = images.reshape(len(images), -1, 1)
+  """Returns images [N, height, width, ...] as sequences [N, T, in]."""
+  count, height, width = images.shape[:3]
+  if sequence in ROWS:
+    return images.reshape(count, height, -1)
+  pixels = images.reshape(count, height * width, -1)
   if sequence == 'permuted':
     pixels = pixels[:, permutation(pixels.shape[1], permutation_seed)]
   return pixels

@@ -7,7 +7,6 @@
 last, so a folder with an index is whole.
 """
 
-from collections.abc import Sequence
 import json
 import os
 import pathlib
@@ -32,26 +31,6 @@ class Recordings(NamedTuple):
 
   names: list[ntu_files.Name]
   frames: list[np.ndarray]
-
-
-def write_index(
-    directory: pathlib.Path,
-    names: Sequence[str],
-    lengths: Sequence[int],
-    source: str,
-) -> None:
-  """Writes the index, once the frames are written.
-
-  Args:
-    directory: folder of both files.
-    names: names without endings.
-    lengths: number of frames of each recording.
-    source: digest of the converted files.
-  """
-  content = {'source': source, 'names': names, 'lengths': lengths}
-  partial = directory / (INDEX + '.part')
-  partial.write_text(json.dumps(content), encoding='utf-8')
-  os.replace(partial, directory / INDEX)
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:
@@ -88,7 +67,19 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
     raise ValueError(f'{directory / INDEX} is damaged: {error}') from error
   parts = np.split(frames, np.cumsum(index['lengths'])[:-1])
   for name, part in zip(index['names'], parts, strict=True):
-    _check_numbers(part, f'{directory / FRAMES} is damaged: {name}')
+    damaged = f'{directory / FRAMES} is damaged: {name}'
+    if place := ntu_files.find_wrong(part):
+      frame, body, joint, axis = place
+      raise ValueError(
+          f'{damaged} has {"xyz"[axis]}={part[place]:g} in its frame {frame},'
+          f' body {body}, joint {joint}, counted from 0; all must be numbers of'
+          f' metres within {ntu_files.MOST_METRES:g}; copy or convert it again'
+      )
+    if not (shown := part.any(axis=(1, 2, 3))).all():
+      raise ValueError(
+          f'{damaged} shows nobody in its frame {shown.argmin()}, counted from'
+          ' 0: all is zero; convert it again'
+      )
   return Recordings(names, parts)
 
 
@@ -126,34 +117,10 @@ def _read_frames(path: pathlib.Path, num_frames: int) -> np.ndarray:
     raise ValueError(
         f'{path} is damaged: {error}; copy or convert it again'
     ) from error
-  shape = (num_frames, ntu_tracks.BODIES, ntu_files.JOINTS, 3)
+  shape = (num_frames, *ntu_tracks.FRAME)
   if frames.shape != shape or frames.dtype != np.float32:
     raise ValueError(
         f'{path} must hold float32 {shape}, as {INDEX} says; it holds'
         f' {frames.dtype} {frames.shape}'
     )
   return np.asarray(frames)
-
-
-def _check_numbers(frames: np.ndarray, name: str) -> None:
-  """Raises ValueError unless each frame shows somebody, by positions.
-
-  Args:
-    frames: [n, 2, 25, 3] of one recording.
-    name: the message's first words.
-  """
-  most = ntu_files.MOST_METRES
-  # A NaN is the least and the greatest number, and less than none.
-  if not (-most < frames.min() and frames.max() < most):
-    place = tuple(np.argwhere(~(np.abs(frames) < most))[0])
-    frame, body, joint, axis = place
-    raise ValueError(
-        f'{name} has {"xyz"[axis]}={frames[place]:g} in its frame {frame}, body'
-        f' {body}, joint {joint}, counted from 0; all must be numbers of metres'
-        f' within {most:g}; copy or convert it again'
-    )
-  if not (shown := frames.any(axis=(1, 2, 3))).all():
-    raise ValueError(
-        f'{name} shows nobody in its frame {shown.argmin()}, counted from 0:'
-        ' all is zero; convert it again'
-    )

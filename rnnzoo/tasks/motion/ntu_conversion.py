@@ -3,10 +3,12 @@
     python -m rnnzoo.tasks.motion.ntu_conversion SOURCE DESTINATION
 
 SOURCE is searched with all folders in it and all that it links to, so both
-parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
-`ntu_arrays` explains, and two lists: skipped.txt has each file or link that was
-not converted, with the reason; left_out.txt has each file whose frames or
-persons are not all converted, and how many are left out.
+parts of NTU RGB+D 120 may lie side by side. Each folder is searched once,
+however many ways lead to it, so links may go in circles; a file with two paths
+is found once, and paths without links come first. DESTINATION gets the files
+that `ntu_arrays` explains, and two lists: skipped.txt has each file or link
+that was not converted, with the reason; left_out.txt has each file whose frames
+or persons are not all converted, and how many are left out.
 
 Several processes read the files; this one writes the frames in order. The index
 is written last, so a conversion that was killed starts anew.
@@ -19,13 +21,15 @@ from concurrent.futures import process
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import multiprocessing
 import os
 import pathlib
 import sys
 import threading
 import time
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 import tqdm
@@ -33,7 +37,6 @@ import tqdm
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
-from rnnzoo.tasks.motion import ntu_search
 from rnnzoo.tasks.motion import ntu_tracks
 
 SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
@@ -41,8 +44,8 @@ SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
 # Files that a process reads before it hands over the frames.
 _FILES_AT_ONCE = 16
 
-# Codes of an error of a full disk.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# (path, reason) of files, links and folders.
+_Reasons = list[tuple[pathlib.Path, str]]
 
 
 class Result(NamedTuple):
@@ -85,15 +88,13 @@ def convert(
       one.
     OSError: a folder cannot be read, or the disk is full, say.
   """
-  if num_processes is not None:
-    if type(num_processes) is not int or num_processes < 0:
-      raise ValueError(
-          f'num_processes must be an integer from 0; got {num_processes!r}'
-      )
+  given = num_processes
+  if given is not None and (type(given) is not int or given < 0):
+    raise ValueError(f'num_processes must be an integer from 0; got {given!r}')
   source, destination = map(fields.expand, (source, destination))
   _check_destination(destination)
-  paths, repeated = ntu_search.find(source)
-  digest = ntu_search.digest(source, paths)
+  paths, repeated = _find(source)
+  digest = _digest(source, paths)
   try:
     destination.mkdir(parents=True, exist_ok=True)
   except OSError as error:
@@ -137,6 +138,109 @@ def _check_destination(destination: pathlib.Path) -> None:
             f' {kind}; name a folder, or one that can be made'
         )
       return
+
+
+def _find(source: pathlib.Path) -> tuple[list[pathlib.Path], _Reasons]:
+  """Returns `.skeleton` files by name, and links to nothing or nothing new."""
+  if not os.path.lexists(source):
+    raise FileNotFoundError(f'the folder {source} does not exist')
+  if not os.path.exists(source):
+    raise FileNotFoundError(
+        f'the source {source} is a link to {os.readlink(source)}, which does'
+        ' not exist'
+    )
+  if not os.path.isdir(source):
+    raise NotADirectoryError(
+        f'the source {source} is a file; name the folder that it is in, all of'
+        ' whose .skeleton files are converted'
+    )
+  files, repeated = _walk(source)
+  if not files:
+    raise FileNotFoundError(f'{source} has no .skeleton file')
+  known: dict[str, pathlib.Path] = {}
+  pairs = []
+  for path in sorted(files, key=lambda path: path.name):
+    other = known.setdefault(path.stem, path)
+    if other is path:
+      continue
+    # A link to nothing is no file, and counts as none.
+    if path.exists() and other.exists() and path.samefile(other):
+      repeated.append((path, f'is the same file as {other}'))
+    else:
+      pairs.append((other, path))
+  if pairs:
+    more = f', and so have {len(pairs) - 1:,} more pairs' if pairs[1:] else ''
+    one, other = pairs[0]
+    raise ValueError(
+        f'{one} and {other} have one name{more}; leave one of them'
+    )
+  return list(known.values()), repeated
+
+
+def _walk(source: pathlib.Path) -> tuple[list[pathlib.Path], _Reasons]:
+  """Returns the files of all folders, and links, as `_find` does."""
+  files: list[pathlib.Path] = []
+  repeated: _Reasons = []
+  known: dict[tuple[int, int], pathlib.Path] = {}
+  # Links to folders are added while folders are searched.
+  roots = [source]
+  for root in roots:
+    for name, folders, others in os.walk(root, onerror=_refuse):
+      folder = pathlib.Path(name)
+      state = folder.stat()
+      other = known.setdefault((state.st_dev, state.st_ino), folder)
+      if other is not folder:
+        repeated.append((folder, f'is the same folder as {other}'))
+        folders.clear()
+        continue
+      folders.sort()
+      roots += [folder / x for x in folders if (folder / x).is_symlink()]
+      for path in sorted(folder / x for x in (*folders, *others)):
+        # Some file systems and archivers write names in capitals.
+        if path.suffix.lower() == '.skeleton':
+          files.append(path)
+        elif path.is_symlink():
+          try:
+            path.stat()
+          except PermissionError as error:
+            _refuse(error)
+          except OSError as error:
+            repeated.append((path, f'is a link to nothing: {error.strerror}'))
+  return files, repeated
+
+
+def _refuse(error: OSError) -> NoReturn:
+  raise OSError(
+      f'the folder {error.filename} cannot be read: {error.strerror}; make it'
+      ' readable or name a source without it'
+  ) from error
+
+
+def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+  """Returns a name for these files as they are."""
+  # Arrays converted by other rules have another name.
+  result = hashlib.sha256(b'persons')
+  for path in paths:
+    suffix = ''
+    try:
+      state = path.stat()
+      # Whoever makes it readable wants it converted.
+      suffix = '' if os.access(path, os.R_OK) else ' unreadable'
+    except OSError:  # A link to nothing, which is skipped.
+      state = path.lstat()
+    name = _printable(path.relative_to(source))
+    line = f'{name} {state.st_size} {state.st_mtime_ns}{suffix}\n'
+    result.update(line.encode())
+  return result.hexdigest()[:16]
+
+
+def _printable(text: str | os.PathLike[str]) -> str:
+  r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
+  text = os.fsencode(text).decode('utf-8', 'backslashreplace')
+  return ''.join(
+      char if char.isprintable() else char.encode('unicode_escape').decode()
+      for char in text
+  )
 
 
 @contextlib.contextmanager
@@ -196,10 +300,7 @@ def _end_with_parent() -> None:
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
-  """Returns a file's frames, and a text of the frames and persons left out.
-
-  For a file that cannot be converted, returns None and the reason.
-  """
+  """Returns frames and a text of what is left out; or None and the reason."""
   try:
     ntu_files.parse_name(path.name)
     return ntu_tracks.read(path)
@@ -212,13 +313,13 @@ def _write(
     digest: str,
     source: pathlib.Path,
     paths: Sequence[pathlib.Path],
-    repeated: ntu_search.Reasons,
+    repeated: _Reasons,
     num_processes: int | None,
 ) -> None:
   """Writes the frames of all files, both lists and the index."""
   names: list[str] = []
   lengths: list[int] = []
-  lists: dict[str, ntu_search.Reasons] = {SKIPPED: [], LEFT_OUT: []}
+  lists: dict[str, _Reasons] = {SKIPPED: [], LEFT_OUT: []}
   partial = destination / (ntu_arrays.FRAMES + '.part')
   bar = tqdm.tqdm(
       paths,
@@ -242,7 +343,11 @@ def _write(
     os.fsync(file.fileno())
   lists[SKIPPED] += repeated
   for name, entries in lists.items():
-    lines = (_line(path.relative_to(source), text) for path, text in entries)
+    lines = (
+        f'{_printable(path.relative_to(source))}\t'
+        f'{_printable(" ".join(text.split()))}\n'
+        for path, text in entries
+    )
     (destination / name).write_text(''.join(lines), encoding='utf-8')
   if not names:
     partial.unlink()
@@ -251,30 +356,23 @@ def _write(
         f' {destination / SKIPPED}'
     )
   os.replace(partial, destination / ntu_arrays.FRAMES)
-  ntu_arrays.write_index(destination, names, lengths, digest)
+  content = {'source': digest, 'names': names, 'lengths': lengths}
+  partial = destination / (ntu_arrays.INDEX + '.part')
+  partial.write_text(json.dumps(content), encoding='utf-8')
+  os.replace(partial, destination / ntu_arrays.INDEX)
 
 
 def _write_header(file: BinaryIO, num_frames: int) -> None:
   """Writes the header of an .npy file, of one size for any number of frames."""
-  np.lib.format.write_array_header_1_0(
-      file,
-      {
-          'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-          'fortran_order': False,
-          'shape': (num_frames, ntu_tracks.BODIES, ntu_files.JOINTS, 3),
-      },
-  )
-
-
-def _line(path: pathlib.Path, reason: str) -> str:
-  name, text = str(path), ' '.join(reason.split())
-  return f'{ntu_search.printable(name)}\t{ntu_search.printable(text)}\n'
+  frame = np.empty((0, *ntu_tracks.FRAME), np.float32)
+  header = np.lib.format.header_data_from_array_1_0(frame)
+  header['shape'] = (num_frames, *ntu_tracks.FRAME)
+  np.lib.format.write_array_header_1_0(file, header)
 
 
 def _listed(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
   lines = path.read_text(encoding='utf-8').splitlines()
-  parts = [line.partition('\t') for line in lines]
-  return tuple((name, text) for name, _, text in parts)
+  return tuple(line.partition('\t')[::2] for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -297,7 +395,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = convert(given.source, given.destination, given.num_processes)
   except (OSError, ValueError) as error:
     print(f'error: {error}', file=sys.stderr)
-    if isinstance(error, OSError) and error.errno in _FULL:
+    full = errno.ENOSPC, errno.EDQUOT
+    if isinstance(error, OSError) and error.errno in full:
       print(
           f'the disk of {given.destination} is full; make room and start the'
           ' conversion again',
@@ -322,25 +421,29 @@ def _print_result(
     result: Result, destination: pathlib.Path, start: float
 ) -> None:
   seconds = time.monotonic() - start
-  print(
-      f'{result.num_converted:,} recordings with {result.num_frames:,} frames'
-      f' are in {destination}'
-  )
-  if result.num_read:
-    print(
-        f'{result.num_read:,} files were read in {seconds:.1f} s,'
-        f' {result.num_read / seconds:.0f} a second'
-    )
-  if result.left_out:
-    print(
-        f'{len(result.left_out):,} files are converted in part; how many frames'
-        f' and persons are left out of each is in {destination / LEFT_OUT}'
-    )
-  if result.skipped:
-    print(
-        f'{len(result.skipped):,} files or links are skipped; the reasons are'
-        f' in {destination / SKIPPED}'
-    )
+  for count, text in (
+      (
+          result.num_converted,
+          f'recordings with {result.num_frames:,} frames are in {destination}',
+      ),
+      (
+          result.num_read,
+          f'files were read in {seconds:.1f} s, {result.num_read / seconds:.0f}'
+          ' a second',
+      ),
+      (
+          len(result.left_out),
+          'files are converted in part; how many frames and persons are left'
+          f' out of each is in {destination / LEFT_OUT}',
+      ),
+      (
+          len(result.skipped),
+          'files or links are skipped; the reasons are in'
+          f' {destination / SKIPPED}',
+      ),
+  ):
+    if count:
+      print(f'{count:,} {text}')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,12 @@
-"""NTU RGB+D's `.skeleton` files: one recording of a Kinect camera, as text.
+"""NTU RGB+D 60 and 120: names of recordings, official splits, and the reader.
+
+The protocols say which recordings train, and which test:
+
+  cross_subject   half of the persons train, the second half tests (both);
+  cross_view      cameras 2 and 3 train, camera 1 tests (60 only);
+  cross_setup     even setups train, odd ones test (120 only).
+
+A `.skeleton` file is one recording of a Kinect camera, as text.
 
 A file is named SsssCcccPpppRrrrAaaa: setup, camera, subject (performer),
 replication and action, all counted from 1. It holds
@@ -14,17 +22,21 @@ orientations, tracking states): the sensor wrote infinities there.
 
 References:
   Shahroudy, Liu, Ng, Wang, NTU RGB+D: a large scale dataset for 3D human
-  activity analysis, 2016.
+  activity analysis, 2016, section 4.1 (cross-subject, cross-view).
   Liu, Shahroudy, Perez, Wang, Duan, Kot, NTU RGB+D 120: a large-scale benchmark
-  for 3D human activity understanding, 2019.
+  for 3D human activity understanding, 2019 (106 subjects, cross-setup).
 """
 
 import codecs
+from collections.abc import Mapping, Sequence
 import math
 import os
 import pathlib
 import re
+import types
 from typing import NamedTuple
+
+import numpy as np
 
 from rnnzoo.tasks import fields
 
@@ -32,14 +44,11 @@ JOINTS = 25
 # A Kinect tracks at most this many bodies in a frame.
 MOST_BODIES = 6
 
-# Kinect sees no further than some metres.
+# A Kinect sees no further than some metres.
 MOST_METRES = 1e3
 
 # Real files have about ten ids. All pairs of ids are compared.
 _MOST_IDS = 1000
-
-_BODY_FIELDS = 10
-_JOINT_FIELDS = 12
 
 # The real files have at most 300 frames, less than 7 MB.
 _MOST_BYTES = 64 * 2**20
@@ -51,6 +60,40 @@ _NAME = re.compile(r'S(\d{3})C(\d{3})P(\d{3})R(\d{3})A(\d{3})', flags=re.ASCII)
 # An id in the file, and how many bodies before this one have it in this frame.
 # A camera might give two bodies one id.
 Id = tuple[str, int]
+
+PROTOCOLS = ('cross_subject', 'cross_view', 'cross_setup')
+
+# The 20 subjects up to number 40 train in NTU RGB+D 60 as well.
+TRAINING_SUBJECTS = frozenset(
+    (1, 2, 4, 5, 8, 9, 13, 14, 15, 16, 17, 18, 19, 25, 27, 28, 31, 34, 35, 38)
+    + (45, 46, 47, 49, 50, 52, 53, 54, 55, 56, 57, 58, 59, 70, 74, 78, 80, 81)
+    + (82, 83, 84, 85, 86, 89, 91, 92, 93, 94, 95, 97, 98, 100, 103)
+)
+
+
+class Dataset(NamedTuple):
+  """Counts of a data set.
+
+  Attributes:
+    classes: number of actions.
+    files: number of recordings.
+    missing: length of the authors' list of recordings whose skeletons are
+      missing or incomplete.
+    protocols: names of the protocols that its authors define.
+  """
+
+  classes: int
+  files: int
+  missing: int
+  protocols: tuple[str, str]
+
+
+DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
+    {
+        'ntu60': Dataset(60, 56_880, 302, ('cross_subject', 'cross_view')),
+        'ntu120': Dataset(120, 114_480, 535, ('cross_subject', 'cross_setup')),
+    }
+)
 
 
 class Name(NamedTuple):
@@ -91,9 +134,72 @@ def parse_name(name: str) -> Name:
   return Name(*numbers)
 
 
-def find_names(text: str) -> frozenset[str]:
-  """Returns all names of recordings in a text, without endings."""
-  return frozenset(match.group() for match in _NAME.finditer(text))
+def check_protocol(dataset: str, protocol: str) -> None:
+  """Raises ValueError unless one of `DATASETS` has the protocol."""
+  known = DATASETS[dataset].protocols
+  if protocol not in known:
+    raise ValueError(
+        f'{dataset} has no {protocol!r} protocol; it has'
+        f' {" and ".join(map(repr, known))}'
+    )
+
+
+def is_training(name: Name, protocol: str) -> bool:
+  """Returns whether a recording trains by one of `PROTOCOLS`; else it tests."""
+  return {
+      'cross_subject': name.subject in TRAINING_SUBJECTS,
+      'cross_view': name.camera in (2, 3),
+      'cross_setup': name.setup % 2 == 0,
+  }[protocol]
+
+
+def training_mask(names: Sequence[Name], protocol: str) -> np.ndarray:
+  """Returns bool [N], which recordings train; the others test.
+
+  Raises:
+    ValueError: no recording trains, or none tests.
+  """
+  mask = np.array([is_training(name, protocol) for name in names], bool)
+  count = int(np.sum(mask))
+  if not 0 < count < len(mask):
+    raise ValueError(
+        f'config.data.protocol={protocol} takes {count:,} of {len(mask):,}'
+        f' recordings to train and {len(mask) - count:,} to test, and needs'
+        ' some of both; convert the rest of the data set, or pass another'
+        ' protocol'
+    )
+  return mask
+
+
+def read_missing(path: str | os.PathLike[str]) -> frozenset[str]:
+  """Returns the names in a list of recordings to leave out, without endings.
+
+  The authors publish two such lists,
+  NTU_RGBD_samples_with_missing_skeletons.txt and
+  NTU_RGBD120_samples_with_missing_skeletons.txt, at
+  https://github.com/shahroudy/NTURGB-D. Other text in the file is ignored.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: there is no name in it.
+  """
+  path = fields.expand(path, 'config.data.missing_list')
+  if not path.is_file():
+    raise FileNotFoundError(f'the list of missing skeletons {path} is no file')
+  text = path.read_text(errors='replace')
+  names = frozenset(match.group() for match in _NAME.finditer(text))
+  if not names:
+    raise ValueError(
+        f'{path} has no name like S001C002P003R002A013, so it is no list of'
+        ' missing skeletons'
+    )
+  return names
+
+
+def find_wrong(frames: np.ndarray) -> tuple[int, ...] | None:
+  """Returns where the first number is that is no position, None for nowhere."""
+  wrong = ~(np.abs(frames) < MOST_METRES)
+  return tuple(np.argwhere(wrong)[0].tolist()) if wrong.any() else None
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[Id, list[float]]]:
@@ -193,7 +299,7 @@ def _take_frame(lines: _Lines) -> dict[Id, list[float]]:
   bodies: dict[Id, list[float]] = {}
   ids: list[str] = []
   for _ in range(lines.take_count('bodies', 0, MOST_BODIES)):
-    name, *_ = lines.take_fields('a body', _BODY_FIELDS)
+    name = lines.take_fields('a body', 10)[0]
     lines.take_count('joints', JOINTS, JOINTS)
     joints: list[float] = []
     for _ in range(JOINTS):
@@ -205,7 +311,7 @@ def _take_frame(lines: _Lines) -> dict[Id, list[float]]:
 
 
 def _take_joint(lines: _Lines) -> tuple[float, float, float]:
-  texts = lines.take_fields('a joint', _JOINT_FIELDS)[:3]
+  texts = lines.take_fields('a joint', 12)[:3]
   try:
     x, y, z = map(float, texts)
   except ValueError:

@@ -38,18 +38,8 @@ _BONES = {
     15: (14, (0, -0.06, -0.10)),
 }
 # The joint to the right of each on the left.
-_RIGHT = {
-    4: 8,
-    5: 9,
-    6: 10,
-    7: 11,
-    21: 23,
-    22: 24,
-    12: 16,
-    13: 17,
-    14: 18,
-    15: 19,
-}
+_RIGHT = {joint: joint + 4 for joint in (4, 5, 6, 7, 12, 13, 14, 15)}
+_RIGHT |= {21: 23, 22: 24}
 _BONES |= {
     _RIGHT[joint]: (_RIGHT.get(parent, parent), (-x, y, z))
     for joint, (parent, (x, y, z)) in _BONES.items()
@@ -66,35 +56,30 @@ _WALK = (
     (8, 'x', 0.4, 'swing'),
 )
 
-
-def _lift_arms(course: str) -> tuple:
-  return (4, 'z', 2.6, course), (8, 'z', -2.6, course)
-
-
-def _sit(course: str) -> tuple:
-  hips = [(hip, 'x', 1.4, course) for hip in (12, 16)]
-  knees = [(knee, 'x', -1.4, course) for knee in (13, 17)]
-  return (*hips, *knees, (None, 'y', -0.4, course))
-
-
-def _approach(course: str) -> tuple:
-  return (*_WALK, (None, 'z', -0.7, course))
-
+# Parts that wait for their course of time.
+_LIFT = ((4, 'z', 2.6), (8, 'z', -2.6))
+_SIT = (
+    *((hip, 'x', 1.4) for hip in (12, 16)),
+    *((knee, 'x', -1.4) for knee in (13, 17)),
+    (None, 'y', -0.4),
+)
+_APPROACH = ((None, 'z', -0.7),)
+_in = lambda course, parts: tuple((*part, course) for part in parts)
 
 # The parts of each motion. Two persons make the motions in `_TOGETHER`.
 _MOTIONS = {
     'wave, right': ((8, 'z', -2.2, 'hold'), (9, 'z', -0.7, 'swing')),
     'wave, left': ((4, 'z', 2.2, 'hold'), (5, 'z', 0.7, 'swing')),
-    'lift arms': _lift_arms('rise'),
-    'lower arms': _lift_arms('fall'),
+    'lift arms': _in('rise', _LIFT),
+    'lower arms': _in('fall', _LIFT),
     'kick, right': ((16, 'x', 1.3, 'once'),),
     'kick, left': ((12, 'x', 1.3, 'once'),),
-    'sit down': _sit('rise'),
-    'stand up': _sit('fall'),
+    'sit down': _in('rise', _SIT),
+    'stand up': _in('fall', _SIT),
     'bow': ((1, 'x', -0.9, 'once'),),
     'jump': ((None, 'y', 0.35, 'hops'),),
-    'approach': _approach('rise'),
-    'part': _approach('fall'),
+    'approach': (*_WALK, *_in('rise', _APPROACH)),
+    'part': (*_WALK, *_in('fall', _APPROACH)),
 }
 _TOGETHER = ('approach', 'part')
 CLASS_NAMES = tuple(_MOTIONS)

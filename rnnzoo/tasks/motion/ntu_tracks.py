@@ -17,8 +17,9 @@ import numpy as np
 
 from rnnzoo.tasks.motion import ntu_files
 
-# Persons of a recording that are used.
+# Persons of a recording that are used, and the shape of a frame of them.
 BODIES = 2
+FRAME = (BODIES, ntu_files.JOINTS, 3)
 
 # Two bodies are one person if the later begins this near to the earlier's last
 # place: mean distance of joints in metres, and metres for each frame between.
@@ -66,12 +67,8 @@ def follow(
   owners: dict[ntu_files.Id, ntu_files.Id] = {}
   last: dict[ntu_files.Id, tuple[int, list[float]]] = {}
   for frame, here in enumerate(frames):
-    places = {
-        key: [
-            math.fsum(joints[axis::3]) / ntu_files.JOINTS for axis in range(3)
-        ]
-        for key, joints in here.items()
-    }
+    middle = lambda x: [math.fsum(x[n::3]) / ntu_files.JOINTS for n in range(3)]
+    places = {key: middle(joints) for key, joints in here.items()}
     _change_back(owners, last, places, frame)
     for key, joints in here.items():
       shown, positions = bodies.setdefault(owners[key], ([], []))
@@ -90,11 +87,8 @@ def follow(
 def _change_back(owners: dict, last: dict, places: dict, frame: int) -> None:
   """Changes the owners of ids where two persons exchanged theirs.
 
-  Args:
-    owners: the body of each id.
-    last: the last frame of each body, and its place there.
-    places: the place of each id in this frame.
-    frame: the frame's number.
+  `owners` has the body of each id, `last` each body's last frame and place, and
+  `places` the place of each id in this frame.
   """
   for one, place in places.items():
     mine = owners.setdefault(one, one)
@@ -117,26 +111,20 @@ def arrange(bodies: Sequence[Body], num_frames: int) -> tuple[np.ndarray, str]:
   earlier's last place. The main person is the one whose x, y and z vary most,
   as the data set's authors chose it. Frames without a main person are dropped.
 
-  Args:
-    bodies: all bodies of a recording.
-    num_frames: the number of frames in the recording.
-
   Returns:
     float32 [n, 2, 25, 3], zeros where a person is absent; and a text, '' where
     nothing is dropped.
   """
   persons = _join(bodies)
-  frames = np.zeros((num_frames, BODIES, ntu_files.JOINTS, 3), np.float32)
+  frames = np.zeros((num_frames, *FRAME), np.float32)
   for index, person in enumerate(persons[:BODIES]):
     frames[person.frames, index] = person.joints
   frames = frames[frames.any(axis=(1, 2, 3))]
   seen = len({frame for person in persons for frame in person.frames})
+  whole = f'of {num_frames} frames, which show'
   dropped = (
-      (num_frames - seen, f'of {num_frames} frames, which show nobody'),
-      (
-          seen - len(frames),
-          f'of {num_frames} frames, which show neither main person',
-      ),
+      (num_frames - seen, f'{whole} nobody'),
+      (seen - len(frames), f'{whole} neither main person'),
       (len(persons) - BODIES, f'of {len(persons)} persons'),
   )
   text = '; '.join(f'{count} {noun}' for count, noun in dropped if count > 0)
@@ -144,11 +132,7 @@ def arrange(bodies: Sequence[Body], num_frames: int) -> tuple[np.ndarray, str]:
 
 
 def _join(bodies: Sequence[Body]) -> list[Body]:
-  """Returns the persons, the main person first; the nearest bodies join first.
-
-  Args:
-    bodies: all bodies of a recording.
-  """
+  """Returns the persons, the main one first; the nearest bodies join first."""
   shown = []
   for body in bodies:
     seen = body.joints.any(axis=(1, 2))
@@ -161,11 +145,9 @@ def _join(bodies: Sequence[Body]) -> list[Body]:
     i, j = owners[i], owners[j]
     if i == j or _are_apart(persons[i], persons[j]):
       continue
-    both = persons[i], persons.pop(j)
-    frames, first = np.unique(
-        np.concatenate([body.frames for body in both]), return_index=True
-    )
-    joints = np.concatenate([body.joints for body in both])
+    both = zip(persons[i], persons.pop(j), strict=True)
+    frames, joints = map(np.concatenate, both)
+    frames, first = np.unique(frames, return_index=True)
     persons[i] = Body(frames, joints[first])
     owners = [i if owner == j else owner for owner in owners]
   spread = lambda body: -float(np.sum(np.var(body.joints, axis=(0, 1))))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.spatial import transform
 import ml_collections
 import numpy as np
 
@@ -33,7 +34,7 @@ def pad(
   """Returns recordings of one length, filled up with zeros.
 
   Args:
-    recordings: N arrays [frames, 2, 25, 3].
+    recordings: N arrays [frames, 2, 25, 3], in metres.
     data: a config's `data`. A recording of more than `max_frames` is thinned
       out evenly; `centre` names the origin, `frames_dtype` the result's dtype.
 
@@ -133,35 +134,18 @@ def turn_and_scale(
   """
   turn_key, scale_key = jax.random.split(key)
   count = len(x)
+  draw = lambda key, shape, low, high: jax.random.uniform(
+      key, (count, *shape), minval=low, maxval=high
+  )
   greatest = jnp.deg2rad(degrees)
-  angles = jax.random.uniform(
-      turn_key, (count, 3), minval=-greatest, maxval=greatest
-  )
-  factors = jax.random.uniform(
-      scale_key, (count, 1, 1), minval=1 - scale, maxval=1 + scale
-  )
-  matrices = factors * _rotation(angles)
-  flat = x.reshape(count, -1, 3)
+  matrices = _rotation(draw(turn_key, (3,), -greatest, greatest))
+  matrices *= draw(scale_key, (1, 1), 1 - scale, 1 + scale)
   # On a GPU the default precision would round positions to 10 bits.
-  turned = jnp.einsum(
-      'bnj,bij->bni', flat, matrices, precision=jax.lax.Precision.HIGHEST
+  return jnp.einsum(
+      'b...j,bij->b...i', x, matrices, precision=jax.lax.Precision.HIGHEST
   )
-  return turned.reshape(x.shape)
 
 
 def _rotation(angles: jax.Array) -> jax.Array:
-  """Returns matrices [B, 3, 3] that turn about x, then y, then z.
-
-  Args:
-    angles: angles in radians, [B, 3].
-  """
-  cos, sin = jnp.cos(angles).T, jnp.sin(angles).T
-  zero, one = jnp.zeros_like(cos[0]), jnp.ones_like(cos[0])
-  rows = lambda *entries: jnp.stack(entries, -1).reshape(-1, 3, 3)
-  about_x = rows(one, zero, zero, zero, cos[0], -sin[0], zero, sin[0], cos[0])
-  about_y = rows(cos[1], zero, sin[1], zero, one, zero, -sin[1], zero, cos[1])
-  about_z = rows(cos[2], -sin[2], zero, sin[2], cos[2], zero, zero, zero, one)
-  product = lambda a, b: jnp.einsum(
-      'bij,bjk->bik', a, b, precision=jax.lax.Precision.HIGHEST
-  )
-  return product(about_z, product(about_y, about_x))
+  """Returns matrices [B, 3, 3] that turn by `angles` about x, y, then z."""
+  return transform.Rotation.from_euler('xyz', angles).as_matrix()

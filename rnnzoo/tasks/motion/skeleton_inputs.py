@@ -26,7 +26,6 @@ from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 
-_FRAME = (ntu_tracks.BODIES, ntu_files.JOINTS, 3)
 _KEYS = ('frames', 'length', 'offsets')
 # Metres from the origin to where it should be: float16 rounds to less.
 _NEAR = 1e-2
@@ -64,12 +63,10 @@ def read(
     frames, dropped = ntu_tracks.read(path)
     recordings.append(frames)
     if dropped:
-      # Output is for results alone.
+      warning = f'WARNING: data: {path}: not used are {dropped}'
       print(
-          f'WARNING: data: {path}: not used are {dropped}',
-          file=sys.stderr,
-          flush=True,
-      )
+          warning, file=sys.stderr, flush=True
+      )  # Output is for results alone.
   return prepare(recordings, config)
 
 
@@ -102,20 +99,15 @@ def prepare(
   arrays = []
   for index, recording in enumerate(recordings):
     array = np.asarray(recording)
-    if array.shape[1:] != _FRAME or not len(array):
+    name = f'recording {index}'
+    if array.shape[1:] != ntu_tracks.FRAME or not len(array):
       raise ValueError(
           'recordings must be arrays [frames, 2, 25, 3]; the shape of'
-          f' recording {index} is {list(array.shape)}{_hint(array.shape)}'
+          f' {name} is {list(array.shape)}{_hint(array.shape)}'
       )
-    _check_positions(array[np.newaxis], f'recording {index}')
-    array = array.astype(np.float32)
-    if (empty := ~array.any(axis=(1, 2, 3))).any():
-      raise ValueError(
-          f'frame {empty.argmax()} of recording {index} shows nobody: all is'
-          ' zero; leave such frames out, as array[array.any(axis=(1, 2, 3))]'
-          ' does'
-      )
-    arrays.append(array)
+    _check_positions(array[np.newaxis], name)
+    arrays.append(array.astype(np.float32))
+    _present(arrays[-1][np.newaxis], np.ones((1, len(array)), bool), index)
   inputs = skeleton_frames.pad(arrays, config.data)
   return {**inputs, 'offsets': _offsets(len(arrays), config.data)}
 
@@ -140,7 +132,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
           f' {key!r}'
       )
   frames = np.asarray(given['frames'])
-  if frames.shape[2:] != _FRAME or 0 in frames.shape:
+  if frames.shape[2:] != ntu_tracks.FRAME or 0 in frames.shape:
     raise ValueError(
         'frames must be [B, L, 2, 25, 3], with none of them 0; the shape is'
         f' {list(frames.shape)}{_hint(frames.shape)}'
@@ -162,15 +154,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   # Nothing reads frames after a recording's end.
   frames = np.where(valid[:, :, None, None, None], frames, 0)
   _check_positions(frames, 'frames')
-  present = np.any(frames != 0, axis=(3, 4))
-  if (empty := valid & ~present.any(2)).any():
-    row, frame = np.argwhere(empty)[0]
-    raise ValueError(
-        f'frame {frame} of recording {row}, which has a length of'
-        f' {length[row]}, shows nobody: all is zero; leave such frames out, and'
-        ' do not count padding in the length'
-    )
-  _check_origin(frames, present, valid, data.centre)
+  _check_origin(frames, _present(frames, valid), valid, data.centre)
   offsets = given.get('offsets')
   if offsets is None:
     offsets = _offsets(batch, data)
@@ -181,12 +165,12 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
 
 def _hint(shape: tuple[int, ...]) -> str:
   """Returns how frames of another shape are given, if that is seen."""
-  if len(shape) > 2 and shape[-3:] == (1, *_FRAME[1:]):
+  if len(shape) > 2 and shape[-3:] == (1, *ntu_tracks.FRAME[1:]):
     return (
         '; the second body of a recording of one is zeros, as by'
         ' np.concatenate([frames, np.zeros_like(frames)], axis=-3)'
     )
-  if len(shape) == 4 and shape[1:] == _FRAME:
+  if len(shape) == 4 and shape[1:] == ntu_tracks.FRAME:
     return '; frames[None] makes a batch of one recording'
   return ''
 
@@ -195,9 +179,7 @@ def _check_positions(frames: np.ndarray, name: str) -> None:
   """Raises ValueError for a number that is no position: frames [B, L, ...]."""
   if frames.dtype.kind not in 'iuf':
     raise ValueError(f'{name} must hold real numbers; got {frames.dtype}')
-  wrong = ~(np.abs(frames) < ntu_files.MOST_METRES)
-  if wrong.any():
-    place = tuple(np.argwhere(wrong)[0])
+  if place := ntu_files.find_wrong(frames):
     row, frame, body, joint, axis = place
     of = f'recording {row}, ' if name == 'frames' else ''
     raise ValueError(
@@ -205,6 +187,22 @@ def _check_positions(frames: np.ndarray, name: str) -> None:
         f' {ntu_files.MOST_METRES:g}; {of}frame {frame}, body {body}, joint'
         f' {joint} has {"xyz"[axis]}={frames[place]:g}'
     )
+
+
+def _present(
+    frames: np.ndarray, valid: np.ndarray, first: int = 0
+) -> np.ndarray:
+  """Returns which bodies are seen, bool [B, L, 2]; some in each valid frame."""
+  present = np.any(frames != 0, axis=(3, 4))
+  if (empty := valid & ~present.any(2)).any():
+    row, frame = np.argwhere(empty)[0]
+    raise ValueError(
+        f'frame {frame} of recording {first + row}, which has a length of'
+        f' {valid[row].sum()}, shows nobody: all is zero; leave such frames'
+        ' out, as array[array.any(axis=(1, 2, 3))] does, and do not count'
+        ' padding in the length'
+    )
+  return present
 
 
 def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
@@ -238,15 +236,8 @@ def _checked_offsets(given: Any, batch: int, num_steps: int) -> np.ndarray:
 def _check_origin(
     frames: np.ndarray, present: np.ndarray, valid: np.ndarray, centre: str
 ) -> None:
-  """Raises ValueError unless the origin is where the config has it.
-
-  Args:
-    frames: padded recordings, [B, L, 2, 25, 3].
-    present: bool [B, L, 2], whether a body is there.
-    valid: whether a frame is no padding, bool [B, L].
-    centre: `config.data.centre`. With 'none' any origin might be the camera.
-  """
-  if centre == 'none':
+  """Raises ValueError unless the origin is where `centre` has it."""
+  if centre == 'none':  # Any origin might be the camera.
     return
   spines = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
   if centre == 'body':

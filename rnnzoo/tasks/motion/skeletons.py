@@ -15,6 +15,7 @@ References:
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+import math
 import types
 from typing import Any
 
@@ -32,17 +33,16 @@ from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
-from rnnzoo.tasks.motion import ntu_splits
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
 
-SOURCES = ('motions', *ntu_splits.DATASETS)
+SOURCES = ('motions', *ntu_files.DATASETS)
 
 # Numbers that choose frames in a split: 4 GiB.
 _MOST_OFFSETS = 2**30
 
-IN_FEATURES = ntu_tracks.BODIES * ntu_files.JOINTS * 3
+IN_FEATURES = math.prod(ntu_tracks.FRAME)
 
 _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
     {
@@ -50,7 +50,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
         'data_dir': fields.text(),
         'missing_list': fields.text(),
         'motions_batch_size': fields.integer(1),
-        'protocol': fields.one_of(ntu_splits.PROTOCOLS),
+        'protocol': fields.one_of(ntu_files.PROTOCOLS),
         'num_steps': fields.integer(1, 10**4),
         'max_frames': fields.integer(1, 10**6),
         'frames_dtype': fields.one_of(('float16', 'float32')),
@@ -101,7 +101,7 @@ class SkeletonActions(protocol.Classification):
       self.batch_size = min(self.batch_size, data.motions_batch_size)
     else:
       recordings = _read(data)
-      count = ntu_splits.DATASETS[data.source].classes
+      count = ntu_files.DATASETS[data.source].classes
       self.dataset = f'NTU RGB+D {count}, {data.protocol}'
       self.class_names = tuple(f'A{i:03}' for i in range(1, count + 1))
     print(
@@ -141,7 +141,7 @@ class SkeletonActions(protocol.Classification):
           f' {len(self.class_names)} classes, but {data.data_dir} has'
           f' A{labels.max() + 1:03}'
       )
-    trains = ntu_splits.training_mask(recordings.names, data.protocol)
+    trains = ntu_files.training_mask(recordings.names, data.protocol)
     train, validation = smnist.split_validation(
         int(trains.sum()), data.validation_fraction, data.split_seed
     )
@@ -163,9 +163,8 @@ class SkeletonActions(protocol.Classification):
               f'config.data.{split}_samplings={samplings} with num_steps='
               f'{data.num_steps} are too many for {len(indices):,} recordings'
           )
-        examples['offsets'] = skeleton_frames.offsets(
-            len(indices), samplings, data
-        )
+        shown = skeleton_frames.offsets(len(indices), samplings, data)
+        examples['offsets'] = shown
       splits[split] = examples
     return splits
 
@@ -250,9 +249,8 @@ class SkeletonActions(protocol.Classification):
       # Few sizes, so that few are compiled.
       length = inputs['frames'].shape[1]
       padding = 2 ** (length - 1).bit_length() - length
-      inputs['frames'] = np.pad(
-          inputs['frames'], ((0, 0), (0, padding), *((0, 0),) * 3)
-      )
+      widths = ((0, 0), (0, padding), *((0, 0),) * 3)
+      inputs['frames'] = np.pad(inputs['frames'], widths)
       yield self.class_names[int(predict(state, inputs)[0])]
 
   def _augmented(
@@ -283,20 +281,19 @@ class SkeletonActions(protocol.Classification):
 
 def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
   """Returns the recordings of NTU RGB+D that a config names."""
-  ntu_splits.check_protocol(data.source, data.protocol)
+  ntu_files.check_protocol(data.source, data.protocol)
   if not data.data_dir:
     raise FileNotFoundError(
         f'config.data.source={data.source} needs --config.data.data_dir, the'
         ' folder that python -m rnnzoo.tasks.motion.ntu_conversion made of'
         ' .skeleton files'
     )
-  recordings = ntu_arrays.read(
-      fields.expand(data.data_dir, 'config.data.data_dir')
-  )
+  folder = fields.expand(data.data_dir, 'config.data.data_dir')
+  recordings = ntu_arrays.read(folder)
   if data.missing_list:
-    missing = ntu_splits.read_missing(data.missing_list)
-    total = len(recordings.names)
+    missing = ntu_files.read_missing(data.missing_list)
     names = [name.text() for name in recordings.names]
+    total = len(names)
     kept = [n for n in range(total) if names[n] not in missing]
     print(
         f'data: {total - len(kept)} of the {len(missing)} recordings of'
@@ -314,7 +311,7 @@ def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
         [recordings.names[n] for n in kept],
         [recordings.frames[n] for n in kept],
     )
-  published = ntu_splits.DATASETS[data.source]
+  published = ntu_files.DATASETS[data.source]
   expected = published.files - published.missing
   if len(recordings.names) != expected:
     print(
