@@ -24,7 +24,7 @@ References:
   state-space models" (groups).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 import types
@@ -68,34 +68,21 @@ class Language(NamedTuple):
     return int(self.labels.max()) + 1
 
 
-def counting(modulus: int) -> Language:
-  """Returns the language whose label is the number of ones, modulo a number."""
+def counting(modulus: int, steps: Sequence[int]) -> Language:
+  """Returns the language of sums of steps, one a token, modulo a number."""
   state = np.arange(modulus)[:, None]
-  return _with_all_tokens((state + np.arange(2)) % modulus)
-
-
-def cycle_navigation() -> Language:
-  """Returns the language of steps on a cycle: stay, forward, back."""
-  state = np.arange(MODULUS)[:, None]
-  return _with_all_tokens((state + np.array([0, 1, -1])) % MODULUS)
+  return _with_all_tokens((state + np.array(steps)) % modulus, state[:, 0])
 
 
 def even_pairs() -> Language:
   """Returns the language whose label is whether first and last token differ.
 
-  States: 0 and 1, so far only this token; 2 + first * 2 + last; 6, nothing.
+  States: 0, nothing; 1 + 2 * first + last.
   """
-  transitions = np.empty((7, 2), int)
-  labels = np.zeros(7, int)
-  for token in range(2):
-    transitions[6, token] = token
-    for first in range(2):
-      transitions[first, token] = 2 + 2 * first + token
-      for last in range(2):
-        transitions[2 + 2 * first + last, token] = 2 + 2 * first + token
-        labels[2 + 2 * first + last] = first != last
-  labels[6] = NO_LABEL
-  return _with_all_tokens(transitions, labels, start=6)
+  first, last = np.divmod(np.arange(4), 2)
+  after = 1 + 2 * first[:, None] + np.arange(2)
+  labels = np.array([NO_LABEL, *(first != last)])
+  return _with_all_tokens(np.array([[1, 4], *after]), labels)
 
 
 def modular_arithmetic() -> Language:
@@ -165,29 +152,24 @@ def word_problem(size: int, even: bool) -> Language:
   index[elements @ digits] = np.arange(len(elements))
   # products[a, b, i] = elements[b, elements[a, i]].
   products = elements[:, elements].swapaxes(0, 1)
-  return _with_all_tokens(index[products @ digits])
+  return _with_all_tokens(index[products @ digits], np.arange(len(elements)))
 
 
-def _with_all_tokens(
-    transitions: np.ndarray, labels: np.ndarray | None = None, start: int = 0
-) -> Language:
-  """Returns a language in which any token may stand anywhere."""
-  num_states, num_tokens = transitions.shape
+def _with_all_tokens(transitions: np.ndarray, labels: np.ndarray) -> Language:
+  """Returns a language in which any token may stand anywhere, from state 0."""
 
   def ranges(position, length):
     none = 0 * (position + length)
-    return none, none + num_tokens
+    return none, none + transitions.shape[1]
 
-  if labels is None:
-    labels = np.arange(num_states)
-  return Language(transitions, labels, start, ranges)
+  return Language(transitions, labels, 0, ranges)
 
 
 LANGUAGES: Mapping[str, Callable[[], Language]] = types.MappingProxyType(
     {
-        'parity': functools.partial(counting, 2),
-        'modular_counting': functools.partial(counting, MODULUS),
-        'cycle_navigation': cycle_navigation,
+        'parity': functools.partial(counting, 2, (0, 1)),
+        'modular_counting': functools.partial(counting, MODULUS, (0, 1)),
+        'cycle_navigation': functools.partial(counting, MODULUS, (0, 1, -1)),
         'even_pairs': even_pairs,
         'modular_arithmetic': modular_arithmetic,
         'S3': functools.partial(word_problem, 3, even=False),
