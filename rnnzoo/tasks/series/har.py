@@ -23,7 +23,6 @@ References:
 
 from collections.abc import Mapping
 import pathlib
-import types
 from typing import Literal
 import warnings
 
@@ -48,9 +47,10 @@ SIGNALS = tuple(
     for axis in 'xyz'
 )
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {**sequence_task.RULES, 'manual_dir': fields.text()}
-)
+_RULES: Mapping[str, fields.Rule] = {
+    **sequence_task.RULES,
+    'manual_dir': fields.text(),
+}
 
 
 class HumanActivity(sequence_task.SequenceTask):
@@ -88,8 +88,7 @@ class HumanActivity(sequence_task.SequenceTask):
           data.split_seed,
           stratify=True,
       )
-    names = ('train', 'validation', 'test')
-    super().__init__(config, name, {name: splits[name] for name in names}, kind)
+    super().__init__(config, name, splits, kind)
 
 
 def read(
@@ -105,9 +104,7 @@ def read(
     FileNotFoundError: a file is missing.
     ValueError: a file is not as it should be; the message names it.
   """
-  if (directory / _FOLDER).is_dir():
-    directory = directory / _FOLDER
-  folder = directory / split
+  folder = _root(directory) / split
   columns: list[np.ndarray] = []
   for signal in SIGNALS:
     path = folder / 'Inertial Signals' / f'{signal}_{split}.txt'
@@ -131,6 +128,11 @@ def read(
   arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
   form = npz.Form('classification', missing='never')
   return npz.parse(arrays, form, str(folder)), people
+
+
+def _root(directory: pathlib.Path) -> pathlib.Path:
+  folder = directory / _FOLDER
+  return folder if folder.is_dir() else directory
 
 
 def _human_activity(data: ml_collections.ConfigDict):
@@ -180,9 +182,7 @@ def _human_activity(data: ml_collections.ConfigDict):
 
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   """Returns the names of activities, whose labels are such as '1'."""
-  if (directory / _FOLDER).is_dir():
-    directory = directory / _FOLDER
-  path = directory / 'activity_labels.txt'
+  path = _root(directory) / 'activity_labels.txt'
   if not path.is_file():
     raise FileNotFoundError(f'{path} is missing')
   try:

@@ -3,7 +3,7 @@
 Dimensions: N sequences, T time, F columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import hashlib
 from typing import Any
 
@@ -76,8 +76,7 @@ def check_splits(
     check_fit(name, split, 'train', train, every_step)
     if isinstance(answers, answers_lib.Classes):
       found, known = (
-          np.unique(part.y[part.valid()] if every_step else part.y)
-          for part in (split, train)
+          np.unique(part.y[part.known(every_step)]) for part in (split, train)
       )
       if not np.isin(found, known).any():
         named = lambda y: _names('class', [answers.names[i] for i in y])
@@ -195,14 +194,13 @@ def summarize(
   """
   found: dict[str, Any] = {'splits': {}}
   for name, split in splits.items():
-    y = split.y[split.valid()] if every_step else split.y
     found['splits'][name] = {
         'sequences': len(split.x),
         'shortest': int(split.lengths.min()),
         'mean_length': float(split.lengths.mean()),
         'longest': int(split.lengths.max()),
         'missing': int(np.isnan(split.x[split.valid()]).sum()),
-        **answers.describe(y),
+        **answers.describe(split.y[split.known(every_step)]),
     }
   train = splits['train']
   found['columns'] = sequence_arrays.statistics(train.x[train.valid()])
@@ -251,18 +249,16 @@ def _column_warnings(
     columns: list[dict[str, Any]], of: str, dtype: np.dtype
 ) -> list[str]:
   """Returns warnings about columns of x, or of y, where `of` is ' of y'."""
-  constant = [
-      i
-      for i, c in enumerate(columns)
-      if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION
-  ]
-  far = [
-      i
-      for i, c in enumerate(columns)
-      if i not in constant and abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']
-  ]
-  far = far if dtype == np.float32 else []  # Others are centred before.
-  found = []
+  constant, far, missing, found = [], [], [], []
+  for i, c in enumerate(columns):
+    if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION:
+      constant.append(i)
+    # Columns of other types are centred before.
+    elif dtype == np.float32:
+      if abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']:
+        far.append(i)
+    if c['missing']:
+      missing.append(i)
   if constant:
     found.append(
         f'constant in train: {_names("column", constant)}{of} (as float32)'
@@ -272,10 +268,10 @@ def _column_warnings(
         f'{_names("column", far)}{of}: so far from zero that float32 has few'
         ' digits left for what changes; subtract a constant first'
     )
-  if missing := sum(column['missing'] for column in columns):
-    rows = [i for i, column in enumerate(columns) if column['missing']]
+  if missing:
+    total = sum(column['missing'] for column in columns)
     found.append(
-        f'{missing} values of train are missing, in {_names("column", rows)};'
+        f'{total} values of train are missing, in {_names("column", missing)};'
         ' they count as the mean where columns are standardised, else as 0'
     )
   return found
@@ -299,21 +295,20 @@ def _class_warnings(splits: Mapping[str, Any]) -> list[str]:
 
 def _repeated(splits: Mapping[str, sequence_arrays.Sequences]) -> list[str]:
   """Returns a warning for each split whose sequences training sees, too."""
-  seen = set(_digests(splits['train']))
-  found = []
-  for name, split in splits.items():
-    repeated = sum(digest in seen for digest in _digests(split))
-    if name != 'train' and repeated:
-      found.append(
-          f'{repeated} of {len(split.x)} sequences of {name} are in train, too'
-      )
-  return found
-
-
-def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
-  """Yields a short name of each sequence; equal ones have equal names."""
-  for sequence, length in zip(split.x, split.lengths, strict=True):
-    yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
+  digests = {
+      name: [
+          hashlib.blake2b(x[:length].tobytes(), digest_size=16).digest()
+          for x, length in zip(split.x, split.lengths, strict=True)
+      ]
+      for name, split in splits.items()
+  }
+  seen = set(digests.pop('train'))
+  counts = {n: sum(d in seen for d in found) for n, found in digests.items()}
+  return [
+      f'{count} of {len(digests[name])} sequences of {name} are in train, too'
+      for name, count in counts.items()
+      if count
+  ]
 
 
 def _names(kind: str, items: Sequence[Any]) -> str:

@@ -14,7 +14,6 @@ from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
-_KEYS = ('x', 'lengths')
 _PAD = (
     'pad sequences of several lengths: x, lengths ='
     ' rnnzoo.tasks.series.sequence_arrays.pad(arrays), then'
@@ -50,14 +49,14 @@ def check(
     ValueError: the inputs are something else.
   """
   given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
-  for key in given:
-    if key not in _KEYS:
-      hint = ''
-      if key in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
-        hint = f"; call {key!r} 'lengths'"
-      raise ValueError(
-          f"inputs must have no keys but 'x' and 'lengths'; got {key!r}{hint}"
-      )
+  if others := [key for key in given if key not in ('x', 'lengths')]:
+    hint = ''
+    if others[0] in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
+      hint = f"; call {others[0]!r} 'lengths'"
+    raise ValueError(
+        "inputs must have no keys but 'x' and 'lengths'; got"
+        f' {others[0]!r}{hint}'
+    )
   if 'x' not in given:
     raise ValueError("inputs must have the key 'x', an array [B, T, F]")
   x = _x(given['x'], columns, has_field)
@@ -74,7 +73,7 @@ def check(
   remedy = "give {'x': x, 'lengths': lengths}, with "
   told, unheld = sequence_checks.padding(x, lengths, remedy)
   advice = "a model trained with config.data.missing='zero' takes NaN"
-  advice = advice if has_field else ''
+  advice *= has_field
   npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
   x = np.where(valid[..., None], x, x.dtype.type(0))
   shift = np.zeros(columns) if shift is None else shift
@@ -105,14 +104,12 @@ def warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
 def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
   """Returns x [B, T, F], in the dtype that was given."""
   if isinstance(given, np.ma.MaskedArray):
-    hint = ''
-    if has_field:
-      hint = (
-          '; x.filled(nan) is for a model trained with'
-          " config.data.missing='zero'"
-      )
+    hint = (
+        "; x.filled(nan) is for a model trained with config.data.missing='zero'"
+    )
     raise ValueError(
-        f'x must have no mask of numpy, which would be ignored{hint}'
+        'x must have no mask of numpy, which would be ignored'
+        + hint * has_field
     )
   try:
     x = np.asarray(given)

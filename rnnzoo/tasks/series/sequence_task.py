@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import types
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -81,14 +80,13 @@ class SequenceTask(protocol.Task):
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
     columns = train.x.shape[-1]
-    self._mean, self._deviation = np.zeros(columns), np.ones(columns)
     self.shift = np.zeros(columns)
+    statistics = np.zeros(columns), np.ones(columns)
     if config.data.standardize:
       given = train.x, train.valid()
       self.shift = sequence_arrays.shift_of(*given)
-      self._mean, self._deviation = sequence_arrays.standardization(
-          *given, self.shift
-      )
+      statistics = sequence_arrays.standardization(*given, self.shift)
+    self._mean, self._deviation = statistics
     lost: dict[str, Any] = {'': 0, ' of y': 0}
 
     def centre(of, values, valid, shift, *statistics):
@@ -99,14 +97,12 @@ class SequenceTask(protocol.Task):
 
     centred = {}
     for name, split in splits.items():
-      valid, y = split.valid(), split.y
+      x = centre('', split.x, split.valid(), self.shift, *statistics)
+      centred[name] = split._replace(x=x)
       if isinstance(answers, answers_lib.Numbers):
-        known = valid if every_step else np.ones(len(y), bool)
         of_y = answers.shift, answers.mean, answers.deviation
-        y = centre(' of y', y, known, *of_y)
-      of_x = self.shift, self._mean, self._deviation
-      x = centre('', split.x, valid, *of_x)
-      centred[name] = sequence_arrays.Sequences(x, split.lengths, y)
+        y = centre(' of y', split.y, split.known(every_step), *of_y)
+        centred[name] = centred[name]._replace(y=y)
     self.splits: Mapping[str, protocol.Examples] = {
         name: split._asdict() for name, split in centred.items()
     }
@@ -115,9 +111,7 @@ class SequenceTask(protocol.Task):
     )
     for of, numbers in lost.items():
       if np.ndim(numbers):
-        self.summary['warnings'] += sequence_checks.rounding(
-            numbers[0], numbers[1], of
-        )
+        self.summary['warnings'] += sequence_checks.rounding(*numbers, of)
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))
@@ -165,12 +159,7 @@ class SequenceTask(protocol.Task):
     task._are_ragged = described['are_ragged']
     return task
 
-  def build_model(self, rngs: nnx.Rngs) -> models.SequenceModel:
-    """Returns the model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
+  def build_model(self, rngs) -> models.SequenceModel:
     backbone = backbones.build(self._model, len(self._mean), rngs)
     return models.SequenceModel(
         backbone,
@@ -179,21 +168,11 @@ class SequenceTask(protocol.Task):
         rngs=rngs,
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns losses, scores and predictions of a batch.
 
     With answers at every step the losses and scores of a sequence are means
     over its steps, and it counts by their number.
-
-    Args:
-      model: a model of `build_model`.
-      examples: rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
     """
     # If no step is padding, a mask would only take time.
     lengths = examples['lengths'] if self._are_ragged else None
@@ -215,12 +194,9 @@ class SequenceTask(protocol.Task):
   def measure(self, model, split, predictions) -> dict[str, Any]:
     """Returns the metrics of all test answers that are no means."""
     del model
-    y = np.asarray(self.splits[split]['y'])
-    lengths = np.asarray(self.splits[split]['lengths'])
-    if self._every_step:
-      valid = np.arange(y.shape[1]) < lengths[:, None]
-      y, predictions = y[valid], predictions[valid]
-    return self.answers.measure(y, predictions)
+    whole = sequence_arrays.Sequences(**self.splits[split])
+    known = whole.known(self._every_step)
+    return self.answers.measure(whole.y[known], predictions[known])
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns the summary of the data, and the confusions of classes."""
@@ -228,7 +204,7 @@ class SequenceTask(protocol.Task):
     found = self.answers.report(results)
     return protocol.Report({**found.numbers, 'data': self.summary}, found.files)
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     """Returns inputs of `predict` as float32 and int32.
 
     Args:
@@ -253,7 +229,7 @@ class SequenceTask(protocol.Task):
         are_ragged=self._are_ragged,
     )
 
-  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
 
     With answers at every step there is an axis of time after B. Numbers lack
@@ -273,7 +249,7 @@ class SequenceTask(protocol.Task):
     outputs = self._outputs(model, x, inputs.get('lengths'))
     return self.answers.predict(outputs)
 
-  def in_units(self, predictions: Any) -> Any:
+  def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
     shift = self.answers.shift
     if not shift.any():
