@@ -13,12 +13,10 @@ References:
   Feng et al., Were RNNs all we needed?, 2024: the model and its recipe.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import functools
 import pathlib
 import platform
-import types
-from typing import Any
 
 from flax import nnx
 import jax
@@ -41,26 +39,22 @@ MAX_CHARACTERS = 2**26
 # Characters that a sample chooses in one program: the host waits once for them.
 _TOGETHER = 32
 
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'path': fields.text(),
-        'context': fields.integer(1, 2**20),
-        'test_context': fields.integer(1, 2**20, optional=True),
-        'steps_per_epoch': fields.integer(1),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'test_fraction': fields.number(0, 1, above=True, below=True),
-        'sample_length': fields.integer(1, 10**6),
-        'sample_temperature': fields.number(0),
-    }
-)
-_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'conv_width': fields.integer(0, 1000),
-        'mlp': fields.one_of(language_model.MLPS, optional=True),
-        'mlp_features': fields.integer(1, 2**18, optional=True),
-        'is_tied': fields.flag(),
-    }
-)
+_DATA_RULES: Mapping[str, fields.Rule] = {
+    'path': fields.text(),
+    'context': fields.integer(1, 2**20),
+    'test_context': fields.integer(1, 2**20, optional=True),
+    'steps_per_epoch': fields.integer(1),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'test_fraction': fields.number(0, 1, above=True, below=True),
+    'sample_length': fields.integer(1, 10**6),
+    'sample_temperature': fields.number(0),
+}
+_MODEL_RULES: Mapping[str, fields.Rule] = {
+    'conv_width': fields.integer(0, 1000),
+    'mlp': fields.one_of(language_model.MLPS, optional=True),
+    'mlp_features': fields.integer(1, 2**18, optional=True),
+    'is_tied': fields.flag(),
+}
 
 
 class Characters(protocol.Task):
@@ -95,15 +89,10 @@ class Characters(protocol.Task):
     self.dataset, text = read(config.data.path)
     self.vocabulary = ''.join(sorted(set(text)))
     tokens = encode(text, self.vocabulary)
-    held_out = [
-        round(len(tokens) * fraction)
-        for fraction in (
-            config.data.validation_fraction,
-            config.data.test_fraction,
-        )
-    ]
+    data, context = config.data, config.data.context
+    fractions = data.validation_fraction, data.test_fraction
+    held_out = [round(len(tokens) * fraction) for fraction in fractions]
     sizes = [len(tokens) - sum(held_out), *held_out]
-    context = config.data.context
     if sizes[0] <= context or min(held_out) < 2:
       raise ValueError(
           f'{self.dataset} has {len(tokens):,} characters, of which'
@@ -113,15 +102,15 @@ class Characters(protocol.Task):
       )
     train, validation, test = np.split(tokens, np.cumsum(sizes)[:2])
     test_context = context
-    if config.data.test_context is not None:
+    if data.test_context is not None:
       # No step is computed beyond the text.
-      test_context = min(config.data.test_context, len(test) - 1)
+      test_context = min(data.test_context, len(test) - 1)
     self.splits: Mapping[str, protocol.Split] = {
         'train': protocol.Generator(
             functools.partial(
                 random_windows, jnp.asarray(train), self.batch_size, context
             ),
-            config.data.steps_per_epoch,
+            data.steps_per_epoch,
             source={'tokens': train},
         ),
         'validation': windows(validation, context),
@@ -144,34 +133,19 @@ class Characters(protocol.Task):
     task.vocabulary = described['vocabulary']
     return task
 
-  def build_model(self, rngs: nnx.Rngs) -> models.LanguageModel:
-    """Returns the language model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
+  def build_model(self, rngs) -> models.LanguageModel:
+    options = {name: self._model[name] for name in _MODEL_RULES}
     return backbones.build_language_model(
-        self._model,
-        len(self.vocabulary),
-        rngs,
-        conv_width=self._model.conv_width,
-        mlp=self._model.mlp,
-        mlp_features=self._model.mlp_features,
-        is_tied=self._model.is_tied,
+        self._model, len(self.vocabulary), rngs, **options
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns the mean cross entropy of each window, in nats a character.
 
     Args:
       model: a model of `build_model`.
-      examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
-        that may be shorter.
+      examples: 'tokens' [B, T + 1], and 'length' [B] for windows that may be
+        shorter.
       rngs: the source of dropout masks in training, None in evaluation.
     """
     tokens = examples['tokens'].astype(jnp.int32)
@@ -186,28 +160,15 @@ class Characters(protocol.Task):
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     return token_inputs.check(inputs, len(self.vocabulary))
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
-    """Returns the most likely next token of each text, int32 [B].
-
-    Args:
-      model: a trained model.
-      inputs: tokens int32 [B, T].
-    """
+  def predict(self, model, inputs) -> jax.Array:
+    """Returns the most likely next token, int32 [B], of tokens [B, T]."""
     logits = model(jnp.asarray(inputs, jnp.int32))[:, -1]
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-  def sample(
-      self,
-      model: nnx.Module,
-      prompt: str,
-      key: jax.Array,
-      *,
-      length: int | None = None,
-      temperature: float | None = None,
-  ) -> Iterator[str]:
+  def sample(self, model, prompt, key, *, length=None, temperature=None):
     """Returns the prompt and then one character after another.
 
     Args:
@@ -223,19 +184,18 @@ class Characters(protocol.Task):
       ValueError: the prompt has characters that the text has not, or another
         argument is out of its range.
     """
-    for name, value in (('length', length), ('temperature', temperature)):
+    given = {'length': length, 'temperature': temperature}
+    for name, value in given.items():
       rule = _DATA_RULES[f'sample_{name}']
-      if value is not None and not rule.allows(value):
+      if value is None:
+        given[name] = self._data[f'sample_{name}']
+      elif not rule.allows(value):
         raise ValueError(
             f'{name} must be {rule.text}; got {fields.shorten(value)}'
         )
     start = '\n' if '\n' in self.vocabulary else self.vocabulary[0]
     tokens = jnp.asarray(encode(prompt or start, self.vocabulary), jnp.int32)
-    if length is None:
-      length = self._data.sample_length
-    if temperature is None:
-      temperature = self._data.sample_temperature
-    return self._sample(model, prompt, tokens, key, length, float(temperature))
+    return self._sample(model, prompt, tokens, key, **given)
 
   def _sample(self, model, prompt, tokens, key, length, temperature):
     graphdef, state = nnx.split(model)
@@ -244,7 +204,7 @@ class Characters(protocol.Task):
     logits = logits[-1]
     for first in range(0, length, _TOGETHER):
       carry, logits, tokens = _go_on(
-          graphdef, state, carry, logits, key, first, temperature
+          graphdef, state, carry, logits, key, first, float(temperature)
       )
       for token in np.asarray(tokens)[: length - first]:
         yield self.vocabulary[token]
@@ -254,10 +214,9 @@ class Characters(protocol.Task):
     seed = results[0]['seed']
     pieces = self.sample(best_model(seed), '', jax.random.key(seed))
     sample = ''.join(pieces)
-    text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
 
-    def write(path, title):
-      del title
+    def write(path, _):
+      text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
       path.write_text(text, encoding='utf-8')
 
     return protocol.Report(
@@ -323,12 +282,12 @@ def encode(text: str, vocabulary: str) -> np.ndarray:
   Raises:
     ValueError: a character is not in the vocabulary.
   """
-  places = {character: place for place, character in enumerate(vocabulary)}
   if unknown := sorted(set(text) - set(vocabulary)):
     raise ValueError(
         f'{fields.shorten("".join(unknown))} is not in the text that the model'
         ' was trained on'
     )
+  places = {character: place for place, character in enumerate(vocabulary)}
   return np.array([places[character] for character in text], np.int32)
 
 
