@@ -21,7 +21,6 @@ from rnnzoo import training
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
-from rnnzoo.tasks.series import sequence_inputs
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
 from rnnzoo.training import metrics
@@ -458,7 +457,7 @@ class InputsTest(parameterized.TestCase):
   X = np.ones((2, 3, 2))
 
   def check(self, inputs, allow_nan=False):
-    return sequence_inputs.check(inputs, 2, allow_nan)
+    return sequence_task.check_inputs(inputs, 2, allow_nan)
 
   def test_takes(self):
     found = self.check(self.X.astype(np.int64))
@@ -503,9 +502,9 @@ class InputsTest(parameterized.TestCase):
         (np.ma.array(self.X), 'which would be ignored'),
     ):
       with self.assertRaisesRegex(ValueError, f"{message}; .*missing='zero'"):
-        sequence_inputs.check(wrong, 2, False)
+        sequence_task.check_inputs(wrong, 2, False)
       with self.assertRaisesRegex(ValueError, f'{message}$'):
-        sequence_inputs.check(wrong, 2, False, has_field=False)
+        sequence_task.check_inputs(wrong, 2, False, has_field=False)
 
 
 class RunTest(absltest.TestCase):

@@ -42,18 +42,17 @@ def check_fit(
         f'{name}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
         f' {first_name}'
     )
-  kinds = [
-      'text' if y.dtype.kind in 'US' else 'numbers' for y in (part.y, first.y)
-  ]
+  pair = part.y, first.y
+  kinds = ['text' if y.dtype.kind in 'US' else 'numbers' for y in pair]
   if kinds[0] != kinds[1]:
     raise ValueError(
         f'{name}: y holds {kinds[0]}, but {kinds[1]} in {first_name}'
     )
-  time_axes = 2 if every_step else 1
-  if part.y.shape[time_axes:] != first.y.shape[time_axes:]:
+  sizes = [list(y.shape[2 if every_step else 1 :]) for y in pair]
+  if sizes[0] != sizes[1]:
     raise ValueError(
-        f'{name}: y has {list(part.y.shape[time_axes:])} numbers an answer, but'
-        f' {list(first.y.shape[time_axes:])} in {first_name}'
+        f'{name}: y has {sizes[0]} numbers an answer, but {sizes[1]} in'
+        f' {first_name}'
     )
 
 
@@ -227,12 +226,11 @@ def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
   shortest = min(split['shortest'] for split in splits.values())
   longest = max(split['longest'] for split in splits.values())
   mean = splits['train']['mean_length']
-  length = str(longest)
-  if shortest < longest:
-    length = f'{shortest} to {longest} (mean {mean:.1f})'
-  columns = len(summary['columns'])
+  length = f'{shortest} to {longest} (mean {mean:.1f})'
   text = [
-      f'data: {name}: {sizes} sequences of {length} steps, {columns} column(s)'
+      f'data: {name}: {sizes} sequences of'
+      f' {length if shortest < longest else longest} steps,'
+      f' {len(summary["columns"])} column(s)'
   ]
   if classes := splits['train'].get('classes'):
     total = sum(classes.values())
@@ -280,15 +278,14 @@ def _column_warnings(
 def _class_warnings(splits: Mapping[str, Any]) -> list[str]:
   found = []
   for name, count in splits['train'].get('classes', {}).items():
-    others = [
-        f'{splits[split]["classes"][name]} of {split}'
-        for split in splits
-        if splits[split]['classes'][name]
-    ]
     if not count:
+      counts = [
+          (part['classes'][name], split) for split, part in splits.items()
+      ]
+      others = ' and '.join(f'{n} of {split}' for n, split in counts if n)
       found.append(
           f'the class {name!r} has no training example; it can never be right'
-          f' for {" and ".join(others)}'
+          f' for {others}'
       )
   return found
 

@@ -208,7 +208,7 @@ class StateTracking(made.MadeTask):
           'std': float(np.std(accuracies[length])),
           'seeds': accuracies[length],
       }
-    is_solved = lambda length: rows[str(length)]['mean'] >= SOLVED
+    is_solved = lambda length: np.mean(accuracies[length]) >= SOLVED
     solved = itertools.takewhile(is_solved, accuracies)
     chance = 1 / self.language.num_classes
 

@@ -168,10 +168,8 @@ class Translation(protocol.Task):
           len(keeps),
           data.max_length,
       )
-    sources, targets = (
-        list(itertools.compress(side, keeps)) for side in pairs['train']
-    )
-    pairs['train'] = sources, targets
+    kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
+    pairs['train'] = kept[0], kept[1]
     cuts = text_files.boundaries(longest[keeps], data.num_buckets)
     parts = {}
     for name, part in pairs.items():

@@ -112,18 +112,24 @@ def bleu(
   import sacrebleu  # Slow to import, and needed once, at the end.
 
   joined = lambda words_of, lines: [' '.join(words_of(line)) for line in lines]
-  words = joined(vocabulary.words_of, found), joined(
-      vocabulary.words, references
-  )
-  texts = map(vocabulary.text, found), map(vocabulary.normalized, references)
   results: dict[str, float | str] = {}
-  for name, (lines, wanted), options in (
-      ('bleu', words, {'tokenize': 'none'}),
-      ('sacrebleu', texts, {}),
+  for name, tokenize, lines, wanted in (
+      (
+          'bleu',
+          'none',
+          joined(vocabulary.words_of, found),
+          joined(vocabulary.words, references),
+      ),
+      (
+          'sacrebleu',
+          None,
+          list(map(vocabulary.text, found)),
+          list(map(vocabulary.normalized, references)),
+      ),
   ):
     scorer = sacrebleu.BLEU(
-        force=True, lowercase=vocabulary.lowercase, **options
+        force=True, lowercase=vocabulary.lowercase, tokenize=tokenize
     )
-    score = scorer.corpus_score(list(lines), [list(wanted)]).score
+    score = scorer.corpus_score(lines, [wanted]).score
     results |= {name: score, f'{name}_signature': str(scorer.get_signature())}
   return results
