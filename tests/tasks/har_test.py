@@ -163,15 +163,6 @@ class HarTest(parameterized.TestCase):
     task = self.load(self.directory, validation_fraction=0.75)
     self.assertLen(task.splits['train']['x'], 2)
 
-  def test_a_directory_that_is_a_file(self):
-    path = self.directory / 'file'
-    path.touch()
-    for given, words in ((path, 'is a file'), (path / 'a', f'is below {path}')):
-      with self.assertRaisesRegex(
-          ValueError, f'config.data.manual_dir={given} {words}'
-      ):
-        self.load(given)
-
   def test_a_file_is_missing(self):
     folder = self.folder / 'train' / 'Inertial Signals'
     (folder / 'body_acc_z_train.txt').unlink()

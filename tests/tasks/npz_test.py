@@ -139,7 +139,7 @@ class NpzTest(parameterized.TestCase):
       ('float_lengths', {'lengths': [1.0, 3.0]}, 'must be integers'),
       ('lengths', {'lengths': [1]}, 'an entry for'),
       ('no_lengths', {'x': None, 'steps': X[0]}, 'steps need lengths'),
-      ('sum', {'x': None, 'steps': X[0], 'lengths': [2]}, 'sum to 2'),
+      ('sum', {'x': None, 'steps': X[0], 'lengths': [1, 1]}, 'sum to 2'),
   )
   def test_refuses(self, arrays, message, form=CLASSES):
     arrays = {'x': X, 'y': [0, 1], **arrays}

@@ -114,7 +114,7 @@ class TimeSeriesTest(absltest.TestCase):
     path.write_text(
         '@problemName Mine\n@timeStamps false\n@missing false\n'
         f'@univariate false\n{head}@equalLength true\n@seriesLength 2\n'
-        f'@classLabel true a b\n@data\n{rows}\n'
+        f'@classLabel true a b\n@data\n{rows}'.rstrip() + '\n'
     )
     return path
 

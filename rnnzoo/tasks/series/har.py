@@ -57,10 +57,7 @@ class HumanActivity(sequence_task.SequenceTask):
   """An activity a window."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_har.py`.
+    """Reads the data of a config as in `configs/base_har.py`.
 
     Raises:
       ValueError: a field or a file holds something that cannot be.
@@ -94,11 +91,9 @@ class HumanActivity(sequence_task.SequenceTask):
 def read(
     directory: pathlib.Path, split: str
 ) -> tuple[sequence_arrays.Sequences, np.ndarray]:
-  """Returns (windows with activities from 1, people [N]).
+  """Returns (windows with activities from 1, people [N]) of 'train' or 'test'.
 
-  Args:
-    directory: the folder 'UCI HAR Dataset', or one that holds it.
-    split: 'train' or 'test'.
+  The directory is the folder 'UCI HAR Dataset', or one that holds it.
 
   Raises:
     FileNotFoundError: a file is missing.

@@ -56,10 +56,7 @@ class Lorenz(sequence_task.SequenceTask):
   """
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the data.
-
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_lorenz.py`.
+    """Makes the data of a config as in `configs/base_lorenz.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or the trajectories

@@ -74,12 +74,7 @@ def _hint(name: str) -> str:
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
-  """Returns the sequences of arrays as a file has them.
-
-  Args:
-    arrays: arrays by name.
-    form: the form they must have.
-    name: the file's name, for errors.
+  """Returns the sequences of a file's arrays; its name is for errors.
 
   Raises:
     ValueError: the arrays do not have this form.
@@ -109,11 +104,7 @@ def checked(
 ) -> np.ndarray:
   """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
 
-  Args:
-    x: numbers of any kind.
-    lengths: steps of each sequence, int [N].
-    missing: the `missing` of `Form`.
-    name: name of the data and the array.
+  Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
 
   Raises:
     ValueError: a valid step has no finite number in float32.

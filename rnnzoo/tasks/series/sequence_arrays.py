@@ -69,11 +69,9 @@ def pad(
 
 
 def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
-  """Returns the sequences of all parts, padded to the longest.
+  """Returns the sequences of parts of equal F, padded to the longest.
 
-  Args:
-    parts: sequences with an equal F.
-    every_step: whether y has an axis of time.
+  With `every_step` y has an axis of time.
   """
   parts = list(parts)
   time = max(part.x.shape[1] for part in parts)
@@ -98,12 +96,8 @@ def standardization(
   """Returns (mean less shift [F], deviation [F]) over valid steps, without NaN.
 
   The deviation is 1 for a column that is constant, or whose deviation float32
-  cannot hold as a normal number.
-
-  Args:
-    values: numbers [N, T, F], or [N, F].
-    valid: whether a step counts, bool [N, T], or [N].
-    shift: a result of `shift_of`.
+  cannot hold as a normal number. Values are [N, T, F], `valid` is bool [N, T],
+  and `shift` is by `shift_of`; where there are no steps, T is left out.
   """
   steps = values[valid]
   origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
@@ -170,10 +164,7 @@ def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
   It is 0, but for columns of which steps that differ would become equal, and
   for columns so far from zero that few digits would be left of their changes.
-
-  Args:
-    values: numbers [N, T, F], or [N, F], within float32's range.
-    valid: whether a step counts, bool [N, T], or [N].
+  Values, within float32's range, and `valid` are as in `standardization`.
   """
   if np.can_cast(values.dtype, np.float32):
     return np.zeros(values.shape[-1])
@@ -201,9 +192,8 @@ def lost_steps(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns how many of steps [S, F] (differ no more, differ) from one nearby.
 
-  Args:
-    steps: steps as they were read.
-    seen: steps as a model gets them, their order of size unchanged.
+  Steps are as they were read, and `seen` as a model gets them, in the same
+  order of size.
   """
 
   def ordered(values):

@@ -28,14 +28,8 @@ def check_fit(
 ) -> None:
   """Raises ValueError unless two parts agree in columns and kind of answers.
 
-  Sequences may be longer in one part.
-
-  Args:
-    name: name of the file or split, for the message.
-    part: sequences of this file or split, with labels of any kind.
-    first_name: name of the file or split to compare with.
-    first: sequences to compare with.
-    every_step: whether there is an answer for every step.
+  Sequences may be longer in one part, and labels of any kind. The names, of
+  files or splits, are for the message.
   """
   if part.x.shape[-1] != first.x.shape[-1]:
     raise ValueError(
@@ -64,11 +58,6 @@ def check_splits(
   """Raises ValueError unless a model of 'train' can answer all splits.
 
   Each must fit 'train' by `check_fit`, and have one of its classes at least.
-
-  Args:
-    splits: 'train', 'validation', 'test'.
-    answers: the kind of answers.
-    every_step: whether there is an answer for every step.
   """
   train = splits['train']
   for name, split in splits.items():
@@ -182,14 +171,8 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns numbers about data, for report.json.
 
-  Args:
-    splits: 'train', 'validation', 'test'.
-    answers: the kind of answers.
-    every_step: whether there is an answer for every step.
-
-  Returns:
-    'splits' with lengths and answers of each, 'columns' with statistics of each
-    column over the valid training steps, 'warnings' with sentences.
+  'splits' has lengths and answers of each, 'columns' statistics of each column
+  over the valid training steps, 'warnings' sentences.
   """
   found: dict[str, Any] = {'splits': {}}
   for name, split in splits.items():
@@ -215,12 +198,7 @@ def summarize(
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
-  """Returns the lines to print of a summary.
-
-  Args:
-    name: name of the data.
-    summary: a result of `summarize`.
-  """
+  """Returns the lines to print of data's name and summary by `summarize`."""
   splits = summary['splits']
   sizes = ', '.join(f'{split["sequences"]} {n}' for n, split in splits.items())
   shortest = min(split['shortest'] for split in splits.values())

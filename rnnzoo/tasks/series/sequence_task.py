@@ -7,7 +7,6 @@ Dimensions: N sequences of a split, B batch, T time, F columns.
 """
 
 from collections.abc import Mapping
-import types
 from typing import Any
 
 import jax
@@ -27,13 +26,11 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
 # Rules of `config.data`, in every task of this kind.
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'standardize': fields.flag(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
-)
+RULES: Mapping[str, fields.Rule] = {
+    'standardize': fields.flag(),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'split_seed': fields.seed(),
+}
 
 _PAD = (
     'pad sequences of several lengths: x, lengths ='
@@ -283,11 +280,8 @@ def check_model(
 ) -> None:
   """Raises ValueError for fields of `config.model` that cannot be.
 
-  A task calls it before it reads data, which takes a while.
-
-  Args:
-    config: a config with `model`.
-    are_classes: whether the answers are classes, whose labels may be smoothed.
+  A task calls it before it reads data, which takes a while. Labels of classes
+  alone may be smoothed.
   """
   backbones.check(config.model)
   fields.check(config.model, protocol.RULES, 'config.model')

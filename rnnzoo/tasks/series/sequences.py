@@ -64,11 +64,7 @@ class OwnSequences(sequence_task.SequenceTask):
   """Sequences of .npz files; classes or numbers, of a sequence or a step."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_sequences.py`.
+    """Reads the data of a config as in `configs/base_sequences.py`.
 
     Raises:
       ValueError: a field or a file holds something that cannot be.
@@ -162,10 +158,7 @@ def encode(
 ) -> tuple[dict[str, sequence_arrays.Sequences], answers.Classes]:
   """Returns splits with classes as int32, and the classes, sorted.
 
-  Args:
-    splits: splits with labels of one kind: integers, booleans or strings, as
-      `npz` reads them.
-    every_step: whether there is a label for every step.
+  Labels are of one kind: integers, booleans or strings, as `npz` reads them.
 
   Raises:
     ValueError: there are not two classes.

@@ -35,11 +35,7 @@ class TimeSeries(sequence_task.SequenceTask):
   """A data set of the UEA or UCR archive; a class a sequence."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_time_series.py`.
+    """Reads the data of a config as in `configs/base_time_series.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or the training and
@@ -75,12 +71,8 @@ def synthetic(
 ) -> dict[str, sequence_arrays.Sequences]:
   """Returns random walks as one split, 'train', of five classes.
 
-  The class is the column that drifts, by about as much as it wanders.
-
-  Args:
-    count: the number of sequences, N.
-    length: the number of steps, T.
-    columns: the number of columns, F, at least five.
+  The class is the column, of five or more, that drifts, by about as much as it
+  wanders.
   """
   rng = np.random.default_rng(0)
   x = rng.standard_normal((count, length, columns), np.float32)

@@ -133,14 +133,10 @@ def modular_arithmetic() -> Language:
 
 
 def word_problem(size: int, even: bool) -> Language:
-  """Returns the language of products of permutations.
+  """Returns the language of products of permutations of so many things.
 
   The first element is the identity. A state is the product so far, and the
-  product a b applies a first.
-
-  Args:
-    size: the number of permuted things.
-    even: whether there are even permutations only.
+  product a b applies a first. If `even`, there are even permutations only.
   """
   elements = np.array(list(itertools.permutations(range(size))))
   if even:
@@ -184,11 +180,8 @@ def tokens_from(
 ) -> Any:
   """Returns random strings, uint8 [N, T], each filled up with tokens 0.
 
-  Args:
-    uniform: random numbers, float32 [N, T] in [0, 1).
-    language: the language.
-    lengths: tokens of each string, int [N] or [1].
-    array: numpy, or jax.numpy where the numbers are JAX's.
+  Lengths are int [N] or [1]. Random numbers are float32 [N, T] in [0, 1), of
+  numpy, or with `array=jnp` of JAX.
   """
   position, lengths = np.arange(uniform.shape[1]), lengths[:, None]
   low, high = language.ranges(position, lengths)
@@ -197,12 +190,7 @@ def tokens_from(
 
 
 def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
-  """Returns the labels of all prefixes of strings, int32 [N, T].
-
-  Args:
-    language: the language.
-    tokens: strings, [N, T].
-  """
+  """Returns the labels of all prefixes of strings [N, T], int32 [N, T]."""
   state = np.full(len(tokens), language.start)
   labels = np.empty(tokens.shape, np.int32)
   for step in range(tokens.shape[1]):
@@ -214,16 +202,10 @@ def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
 def balanced(
     labels: np.ndarray, num_examples: int, num_classes: int
 ) -> np.ndarray:
-  """Returns which examples to take so that all classes are as frequent.
+  """Returns which N examples to take so that all classes are as frequent.
 
-  Args:
-    labels: labels of the examples to choose from.
-    num_examples: N, how many to choose. If the classes do not divide it, the
-      first have one more.
-    num_classes: the number of classes.
-
-  Returns:
-    N indices, ascending, or fewer where a class is too rare.
+  If the classes do not divide N, the first have one more. Indices ascend, and
+  are fewer than N where a class is too rare.
   """
   each, more = divmod(num_examples, num_classes)
   chosen = [

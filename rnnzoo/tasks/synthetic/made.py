@@ -29,10 +29,7 @@ class MadeTask(protocol.Task):
   lessons: tuple[Any, ...] = ()
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the fixed splits.
-
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_<task>.py`.
+    """Makes the splits of a config as in `configs/base_<task>.py`.
 
     Raises:
       ValueError: a field has a value that does not exist.

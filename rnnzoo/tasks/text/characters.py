@@ -73,11 +73,7 @@ class Characters(protocol.Task):
   metrics = (protocol.BITS_PER_CHARACTER,)
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the text.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_characters.py`.
+    """Reads the text of a config as in `configs/base_characters.py`.
 
     Raises:
       ValueError: a field has a value that cannot be, or the text is no text, or
@@ -142,11 +138,8 @@ class Characters(protocol.Task):
   def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns the mean cross entropy of each window, in nats a character.
 
-    Args:
-      model: a model of `build_model`.
-      examples: 'tokens' [B, T + 1], and 'length' [B] for windows that may be
-        shorter.
-      rngs: the source of dropout masks in training, None in evaluation.
+    Examples have 'tokens' [B, T + 1], and 'length' [B] where windows may be
+    shorter.
     """
     tokens = examples['tokens'].astype(jnp.int32)
     logits = model(tokens[:, :-1], rngs=rngs).astype(jnp.float32)
@@ -294,13 +287,9 @@ def encode(text: str, vocabulary: str) -> np.ndarray:
 def random_windows(
     tokens: jax.Array, batch_size: int, context: int, key: jax.Array
 ) -> dict[str, jax.Array]:
-  """Returns windows that begin anywhere, 'tokens' [B, T + 1].
+  """Returns windows 'tokens' [B, T + 1] of T = context, which begin anywhere.
 
-  Args:
-    tokens: the text, [N], N > T.
-    batch_size: the batch size B.
-    context: the length T of a window.
-    key: the key of the places.
+  The text is [N], N > T.
   """
   starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
   return {'tokens': tokens[starts[:, None] + jnp.arange(context + 1)]}
@@ -309,13 +298,9 @@ def random_windows(
 def windows(tokens: np.ndarray, context: int) -> dict[str, np.ndarray]:
   """Returns all of a text in windows, each of which begins where one ends.
 
-  Args:
-    tokens: the text, [N], N >= 2.
-    context: the length T of a window.
-
-  Returns:
-    'tokens' int32 [windows, T + 1], the last one padded with zeros, and
-    'length' int32 [windows], targets of each: N - 1 in all.
+  They are 'tokens' int32 [windows, T + 1] of T = context, the last one padded
+  with zeros, and 'length' int32 [windows], targets of each. A text [N], N >= 2,
+  has N - 1 targets.
   """
   num_targets = len(tokens) - 1
   count = -(-num_targets // context)

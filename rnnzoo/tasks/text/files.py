@@ -117,10 +117,8 @@ def read_parallel(
 
   An empty line beside one that is not stays; a warning tells of it.
 
-  Args:
-    source: path of a file that `text_files.read` reads.
-    target: path of such a file with the translation.
-    fields: the config's fields that hold the paths, for messages.
+  Both are paths of files that `read` reads, and `fields` the config's fields
+  that hold the paths, for messages.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -159,14 +157,10 @@ def _read(path: str, field: str) -> list[str]:
 def read_tfds(
     source: str, data_dir: str
 ) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
-  """Returns the name of a set of TFDS, and its pairs of lines by split.
+  """Returns the name of a set 'tfds:<name>', and its pairs of lines by split.
 
   A split for validation or for the test that the set lacks is the last
   twentieth of the lines left to train on.
-
-  Args:
-    source: 'tfds:<name>'.
-    data_dir: the folder where TFDS keeps its sets.
 
   Raises:
     ValueError: the set cannot be read, or has no text.
@@ -210,9 +204,7 @@ def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:
 def boundaries(lengths: np.ndarray, num_buckets: int) -> list[int]:
   """Returns the greatest length of each bucket but the last, which has none.
 
-  Args:
-    lengths: lengths of the pairs to train on; each bucket gets as many.
-    num_buckets: the greatest number of buckets.
+  There are at most `num_buckets`, and each gets as many pairs to train on.
   """
   places = np.arange(1, num_buckets) / num_buckets
   cuts = np.quantile(lengths, places, method='lower').astype(int)
@@ -300,11 +292,8 @@ def dates(
 ) -> list[tuple[list[str], list[str]]]:
   """Returns dates as people write them, and as ISO 8601 does.
 
-  No day is in two of the parts.
-
-  Args:
-    seed: seed of days and ways to write days.
-    counts: pairs of each part; together at most `NUM_DAYS`.
+  Each part has a count of pairs, together at most `NUM_DAYS`, and no day is in
+  two of the parts. The seed is of days and of ways to write days.
   """
   random = np.random.default_rng(seed)
   days = random.permutation(NUM_DAYS)[: sum(counts)]

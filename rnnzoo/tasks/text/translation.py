@@ -118,9 +118,7 @@ class Translation(protocol.Task):
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text, and makes vocabularies from the part to train on.
 
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_translation.py`.
+    The config is as in `configs/base_translation.py`.
 
     Raises:
       ValueError: a field has a value that cannot be, or a file is no text, or

@@ -69,10 +69,7 @@ def attention_weights(
 ) -> np.ndarray:
   """Returns the weights of one pair, [target and end, source and end].
 
-  Args:
-    model: a model with attention.
-    source: tokens without an end.
-    target: tokens without start and end.
+  The tokens are without start and end, and the model has attention.
   """
   memory = model.encode(jnp.array([[*source, decoding.END]], jnp.int32))
   tokens = jnp.array([[decoding.START, *target]], jnp.int32)
@@ -102,12 +99,7 @@ def bleu(
 
   'bleu' is over the words of the vocabulary, with '<unk>' in translations;
   'sacrebleu' is over lines, by sacrebleu's default but for the case. Both are
-  in the vocabulary's case, and in NFC.
-
-  Args:
-    found: tokens of each translation.
-    references: the lines that they are compared with.
-    vocabulary: the target's vocabulary.
+  in the case of the target's vocabulary, and in NFC.
   """
   import sacrebleu  # Slow to import, and needed once, at the end.
 
