@@ -13,6 +13,9 @@ from configs import base_har
 from rnnzoo.tasks.series import har
 from tests.testing import sequence_files
 
+NAMES = 'activity_labels.txt'
+TRAIN, TEST = 'train/Inertial Signals/', 'test/Inertial Signals/'
+
 
 class HarTest(parameterized.TestCase):
 
@@ -66,56 +69,32 @@ class HarTest(parameterized.TestCase):
     self.assertIn('WARNING: this run trains on BasicMotions', self.printed)
     self.assertLen(task.splits['test']['x'], 40)
 
-  @parameterized.named_parameters(
-      ('text', 'train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
-      ('ragged', 'test/y_test.txt', '1\n2 2\n', 'no table of numbers'),
+  @parameterized.parameters(
+      ('train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
+      ('test/y_test.txt', '1\n2 2\n', 'no table of numbers'),
+      (f'{TRAIN}body_acc_x_train.txt', '1 2 3\n1 2\n', 'no table of numbers'),
+      ('train/subject_train.txt', '1\n2\n', 'one number a line, and 8'),
+      ('test/subject_test.txt', '', 'is empty'),
       (
-          'ragged_signal',
-          'train/Inertial Signals/body_acc_x_train.txt',
-          '1 2 3\n1 2\n',
-          'no table of numbers',
-      ),
-      (
-          'lines',
-          'train/subject_train.txt',
-          '1\n2\n',
-          'one number a line, and 8',
-      ),
-      ('empty', 'test/subject_test.txt', '', 'is empty'),
-      (
-          'shape',
-          'test/Inertial Signals/body_gyro_y_test.txt',
+          f'{TEST}body_gyro_y_test.txt',
           '1 2\n3 4\n',
           r'\[2, 2\] numbers, but .* \[8, 4\]',
       ),
-      ('names', 'activity_labels.txt', '1 WALKING\n', 'no name for .* 2'),
+      (NAMES, '1 WALKING\n', 'no name for .* 2'),
+      (NAMES, '1 WALKING\n2 WALKING\n', 'one name to several activities'),
       (
-          'one_name',
-          'activity_labels.txt',
-          '1 WALKING\n2 WALKING\n',
-          'one name to several activities',
-      ),
-      (
-          'two_names',
-          'activity_labels.txt',
+          NAMES,
           '1 WALKING\n2 SITTING\n1 STANDING\n',
           'several names to one activity',
       ),
+      ('train/subject_train.txt', '3\n' * 8, 'names one person only, 3'),
       (
-          'one_person',
-          'train/subject_train.txt',
-          '3\n' * 8,
-          'names one person only, 3',
-      ),
-      (
-          'nan',
-          'test/Inertial Signals/total_acc_z_test.txt',
+          f'{TEST}total_acc_z_test.txt',
           '1 2 3 nan\n' * 8,
           'total_acc_z_test.txt must hold .* number 4 of row 1 is nan$',
       ),
       (
-          'beyond_float32',
-          'train/Inertial Signals/body_acc_x_train.txt',
+          f'{TRAIN}body_acc_x_train.txt',
           '1 2 3 4\n' * 7 + '1 1e60 3 4\n',
           'body_acc_x_train.txt must hold .* number 2 of row 8 is inf$',
       ),
@@ -134,7 +113,7 @@ class HarTest(parameterized.TestCase):
       self.load(self.directory)
 
   def test_names_that_are_not_utf8(self):
-    path = self.folder / 'activity_labels.txt'
+    path = self.folder / NAMES
     names = '1 gehen\n2 aufwärts\n'
     path.write_bytes(names.encode('latin-1'))
     with self.assertRaisesRegex(ValueError, r"UTF-8; byte 15 is b'\\xe4'"):
@@ -145,8 +124,7 @@ class HarTest(parameterized.TestCase):
     self.assertEqual(names, ('gehen', 'aufwärts'))
 
   def test_windows_of_other_lengths(self):
-    folder = self.folder / 'test' / 'Inertial Signals'
-    for path in folder.iterdir():
+    for path in (self.folder / TEST).iterdir():
       path.write_text('1 2 3\n' * 8)
     with self.assertRaisesRegex(
         ValueError, '3 numbers a line in test, but 4 in train'
@@ -164,8 +142,7 @@ class HarTest(parameterized.TestCase):
     self.assertLen(task.splits['train']['x'], 2)
 
   def test_a_file_is_missing(self):
-    folder = self.folder / 'train' / 'Inertial Signals'
-    (folder / 'body_acc_z_train.txt').unlink()
+    (self.folder / TRAIN / 'body_acc_z_train.txt').unlink()
     with self.assertRaisesRegex(FileNotFoundError, 'body_acc_z_train.txt is'):
       self.load(self.directory)
 
