@@ -114,13 +114,8 @@ class LorenzTest(absltest.TestCase):
 
   def test_a_long_integration_is_told(self):
     make = lambda: lorenz.trajectories(np.random.RandomState(0), 5, 9, 0.05)
-    for most, expected in (
-        (1045, ''),
-        (
-            1044,
-            'data: integrating 5 trajectories to 9 states, 5 step(s) each\n',
-        ),
-    ):
+    told = 'data: integrating 5 trajectories to 9 states, 5 step(s) each\n'
+    for most, expected in ((1045, ''), (1044, told)):
       with (
           mock.patch.object(lorenz, '_MANY_STEPS', most),
           contextlib.redirect_stdout(io.StringIO()) as out,

@@ -1,6 +1,7 @@
 """Sequences in .npz files: forms, splits, and errors that name the place."""
 
 import contextlib
+import functools
 import io
 import pathlib
 import random
@@ -37,6 +38,18 @@ class NpzTest(parameterized.TestCase):
   def write(self, **arrays):
     np.savez(self.path, **arrays)
     return self.path
+
+  def printed(self, **arrays):
+    """Returns what is printed when these arrays are read."""
+    if arrays:
+      self.write(**arrays)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      npz.read(self.path, CLASSES)
+    return printed.getvalue()
+
+  def refuses(self, message, form=CLASSES):
+    with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
+      npz.read(self.path, form)
 
   def test_padded(self):
     y = np.array(['b', 'a'])
@@ -81,110 +94,68 @@ class NpzTest(parameterized.TestCase):
     self.assertEqual(found.x[1, 2, 0], 0.0)
 
   @parameterized.named_parameters(
-      ('nothing', {'y': [0]}, CLASSES, 'must hold either x .* or steps'),
-      ('both', {'x': X, 'steps': X[0], 'y': [0]}, CLASSES, 'either x'),
-      ('no_y', {'x': X}, CLASSES, 'must hold y'),
-      ('names', {'X': X, 'Y': [0]}, CLASSES, 'must hold .* it holds X, Y$'),
-      ('labels', {'x': X, 'labels': [0]}, CLASSES, 'hold y.* x, labels$'),
-      (
-          'y_surrogate',
-          {'x': X, 'y': ['a', '\udcff']},
-          CLASSES,
-          'UTF-8 can hold',
-      ),
-      ('text', {'x': np.array(['a']), 'y': [0]}, CLASSES, 'x must hold real'),
-      ('complex', {'x': X + 1j, 'y': [0]}, CLASSES, 'x must hold real'),
-      ('axes', {'x': X[0, 0], 'y': [0, 1]}, CLASSES, r'\[N, T, F\].*\[2\]'),
-      ('empty', {'x': X[:, :0], 'y': [0, 1]}, CLASSES, r'\[2, 0, 2\]'),
-      (
-          'objects',
-          {'x': np.array([X, 1], object), 'y': [0]},
-          CLASSES,
-          'objects',
-      ),
-      ('rows', {'x': X, 'y': [0]}, CLASSES, r'y must be \[N\], here \[2\]'),
-      ('y_step', {'x': X, 'y': [0, 1]}, CLASSES_STEP, r'\[N, T\], here'),
-      ('y_axes', {'x': X, 'y': X}, NUMBERS, r'\[N\] or \[N, D\]'),
-      ('floats', {'x': X, 'y': [0.5, 1]}, CLASSES, 'kind=.regression'),
-      (
-          'y_bytes',
-          {'x': X, 'y': [b'\xff', b'\xfe']},
-          CLASSES,
-          'y must hold UTF-8',
-      ),
+      ('nothing', {'x': None}, 'must hold either x .* or steps'),
+      ('both', {'steps': X[0]}, 'either x'),
+      ('no_y', {'y': None}, 'must hold y'),
+      ('names', {'x': None, 'X': X}, 'must hold .* it holds y, X$'),
+      ('labels', {'y': None, 'labels': [0]}, 'hold y.* x, labels$'),
+      ('y_surrogate', {'y': ['a', '\udcff']}, 'UTF-8 can hold'),
+      ('text', {'x': np.array(['a'])}, 'x must hold real'),
+      ('complex', {'x': X + 1j}, 'x must hold real'),
+      ('axes', {'x': X[0, 0]}, r'\[N, T, F\].*\[2\]'),
+      ('empty', {'x': X[:, :0]}, r'\[2, 0, 2\]'),
+      ('objects', {'x': np.array([X, 1], object)}, 'objects'),
+      ('rows', {'y': [0]}, r'y must be \[N\], here \[2\]'),
+      ('y_step', {}, r'\[N, T\], here', CLASSES_STEP),
+      ('y_axes', {'y': X}, r'\[N\] or \[N, D\]', NUMBERS),
+      ('floats', {'y': [0.5, 1]}, 'kind=.regression'),
+      ('y_bytes', {'y': [b'\xff', b'\xfe']}, 'y must hold UTF-8'),
       (
           'y_large',
-          {'x': X, 'y': np.array([0, 2**63], np.uint64)},
-          CLASSES,
+          {'y': np.array([0, 2**63], np.uint64)},
           'y must hold integers below .* 9223372036854775808',
       ),
-      ('y_text', {'x': X, 'y': ['a', 'b']}, NUMBERS, 'y must hold real'),
+      ('y_text', {'y': ['a', 'b']}, 'y must hold real', NUMBERS),
       (
           'nan',
-          {'x': NAN, 'y': [0, 1]},
-          CLASSES,
+          {'x': NAN},
           "x must .*sequence 1, step 2, column 0 is nan .*missing='zero'",
       ),
-      ('far', {'x': X * 1e300, 'y': [0, 1]}, CLASSES, 'is inf'),
+      ('far', {'x': X * 1e300}, 'is inf'),
       (
           'y_nan',
-          {'x': X, 'y': [0, np.nan]},
-          NUMBERS,
+          {'y': [0, np.nan]},
           r'y must .*; sequence 1, column 0 is nan \(1 such values\)$',
+          NUMBERS,
       ),
       (
           'y_nan_step',
-          {'x': X, 'y': [[0, 1, 2], [0, 1, np.nan]]},
-          NUMBERS_STEP,
+          {'y': [[0, 1, 2], [0, 1, np.nan]]},
           'y must .*; sequence 1, step 2, column 0 is nan',
+          NUMBERS_STEP,
       ),
-      (
-          'long',
-          {'x': X, 'y': [0, 1], 'lengths': [1, 4]},
-          CLASSES,
-          'row 1 has 4',
-      ),
-      (
-          'none',
-          {'x': X, 'y': [0, 1], 'lengths': [0, 3]},
-          CLASSES,
-          'row 0 has 0',
-      ),
-      (
-          'float_lengths',
-          {'x': X, 'y': [0, 1], 'lengths': [1.0, 3.0]},
-          CLASSES,
-          'must be integers',
-      ),
-      (
-          'lengths',
-          {'x': X, 'y': [0, 1], 'lengths': [1]},
-          CLASSES,
-          'an entry for',
-      ),
-      ('no_lengths', {'steps': X[0], 'y': [0]}, CLASSES, 'steps need lengths'),
-      ('sum', {'steps': X[0], 'y': [0], 'lengths': [2]}, CLASSES, 'sum to 2'),
+      ('long', {'lengths': [1, 4]}, 'row 1 has 4'),
+      ('none', {'lengths': [0, 3]}, 'row 0 has 0'),
+      ('float_lengths', {'lengths': [1.0, 3.0]}, 'must be integers'),
+      ('lengths', {'lengths': [1]}, 'an entry for'),
+      ('no_lengths', {'x': None, 'steps': X[0]}, 'steps need lengths'),
+      ('sum', {'x': None, 'steps': X[0], 'lengths': [1, 1]}, 'sum to 2'),
   )
-  def test_refuses(self, arrays, form, message):
-    self.write(**arrays)
-    with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
-      npz.read(self.path, form)
+  def test_refuses(self, arrays, message, form=CLASSES):
+    arrays = {'x': X, 'y': [0, 1], **arrays}
+    self.write(**{k: v for k, v in arrays.items() if v is not None})
+    self.refuses(message, form)
 
   def test_files_that_are_none(self):
     with self.assertRaisesRegex(FileNotFoundError, 'mine.npz does not exist'):
       npz.read(self.path, CLASSES)
-    self.path.write_bytes(b'no zip')
-    with self.assertRaisesRegex(ValueError, 'not a whole .npz file'):
-      npz.read(self.path, CLASSES)
     # numpy calls a table of text a pickle, and says how to load it unsafely.
     for content, begin in ((b'a,b,c\r\n1,2,3\r\n', 'a,b,c'), (b'PK', "PK'")):
       self.path.write_bytes(content)
-      with self.assertRaisesRegex(ValueError, f"begins with b'{begin}.*savez"):
-        npz.read(self.path, CLASSES)
+      self.refuses(f"not a whole .npz file.*begins with b'{begin}.*savez")
     with self.path.open('wb') as file:
       np.save(file, X)
-    with self.assertRaisesRegex(ValueError, 'a single array'):
-      npz.read(self.path, CLASSES)
+    self.refuses('a single array')
 
   def test_damaged_in_any_way(self):
     whole = self.write(x=X, y=[0, 1]).read_bytes()
@@ -194,30 +165,21 @@ class NpzTest(parameterized.TestCase):
       for _ in range(rng.choice((1, 3))):
         content[rng.randrange(len(content))] = rng.randrange(256)
       self.path.write_bytes(content[: rng.choice((len(whole), 200))])
-      with contextlib.redirect_stdout(io.StringIO()):
-        try:
-          npz.read(self.path, CLASSES)
-        except ValueError as error:
-          self.assertIn(str(self.path), str(error))
-
-  def test_an_array_that_nothing_reads_is_named(self):
-    self.write(x=X, y=[0, 1], ids=[7, 8])
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      npz.read(self.path, CLASSES)
-    self.assertIn("nothing reads its array 'ids'\n", printed.getvalue())
+      try:
+        self.printed()
+      except ValueError as error:
+        self.assertIn(str(self.path), str(error))
 
   @parameterized.parameters(
-      ('mask', "the array 'lengths', int [N], such as mask.sum(axis=1)"),
-      ('valid_steps', "the array 'lengths'"),
-      ('seq_lengths', "call it 'lengths' if"),
-      ('length', "call it 'lengths' if"),
+      ('ids', '\n'),
+      ('mask', "; .*the array 'lengths', int .N., such as mask.sum.axis=1.\n"),
+      ('valid_steps', "; .*the array 'lengths'"),
+      ('seq_lengths', "; call it 'lengths' if"),
+      ('length', "; call it 'lengths' if"),
   )
-  def test_arrays_that_lengths_may_replace(self, name, hint):
-    self.write(x=X, y=[0, 1], **{name: np.ones((2, 3))})
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      npz.read(self.path, CLASSES)
-    self.assertIn(f'its array {name!r}; ', printed.getvalue())
-    self.assertIn(hint, printed.getvalue())
+  def test_an_array_that_nothing_reads_is_named(self, name, hint):
+    told = self.printed(x=X, y=[0, 1], **{name: np.ones((2, 3))})
+    self.assertRegex(told, f'nothing reads its array {name!r}{hint}')
 
   @parameterized.parameters(2, 3)
   def test_padding_without_lengths_is_told(self, ndim):
@@ -226,12 +188,7 @@ class NpzTest(parameterized.TestCase):
     x[np.arange(8) >= lengths[:, None]] = 0
     x[0, 1] = 0  # In the middle, which is no padding.
     x = x if ndim == 3 else x[..., 0]
-
-    def read(**arrays):
-      with contextlib.redirect_stdout(io.StringIO()) as printed:
-        npz.read(self.write(y=np.arange(5), **arrays), CLASSES)
-      return printed.getvalue()
-
+    read = functools.partial(self.printed, y=np.arange(5))
     told = read(x=x)
     self.assertIn('4 of 5 sequences end in steps of zeros, 18 of 40', told)
     code = told.strip().partition('lengths=')[2]
@@ -263,13 +220,7 @@ class NpzTest(parameterized.TestCase):
       value = np.array([np.nan, 7, 7])[:columns]
     x[padded] = value
     front = side != 'behind'
-    y = np.arange(40) % 2
-
-    def read(form=CLASSES, **arrays):
-      with contextlib.redirect_stdout(io.StringIO()) as printed:
-        npz.read(self.write(y=y, **arrays), form)
-      return printed.getvalue().strip()
-
+    read = functools.partial(self.printed, y=np.arange(40) % 2)
     self.assertEqual(read(x=plain), '')
     if np.abs(value).max() < 1e38:
       told = read(x=x)
@@ -279,7 +230,7 @@ class NpzTest(parameterized.TestCase):
         read(x=x)
       told = str(caught.exception)
       self.assertNotIn('missing', told)
-    told = told.splitlines()[-1]
+    told = told.strip().splitlines()[-1]
     words = 'begin' if front else 'end in'
     self.assertRegex(told, f'[0-9] sequences {words}.* steps of')
     if front:
@@ -293,9 +244,8 @@ class NpzTest(parameterized.TestCase):
     x = 1 + np.random.RandomState(0).rand(4, 8, 2)
     lengths = np.array([3, 8, 6, 5])
     x[np.arange(8) < 8 - lengths[:, None]] = 0
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      npz.read(self.write(x=x, y=[0, 1, 0, 1], lengths=lengths), CLASSES)
-    self.assertIn('3 of 4 sequences begin with steps of', printed.getvalue())
+    told = self.printed(x=x, y=[0, 1, 0, 1], lengths=lengths)
+    self.assertIn('3 of 4 sequences begin with steps of', told)
 
   def test_chance_is_no_padding(self):
     rng = np.random.RandomState(0)
@@ -306,9 +256,7 @@ class NpzTest(parameterized.TestCase):
         np.repeat(rng.randint(0, 50, (200, 5)), 4, axis=1),
         1 + ((np.arange(9) < switch) ^ rng.randint(0, 2, (200, 1))),
     ):
-      with contextlib.redirect_stdout(io.StringIO()) as printed:
-        npz.read(self.write(x=x, y=np.arange(len(x)) % 2), CLASSES)
-      self.assertEqual(printed.getvalue(), '')
+      self.assertEqual(self.printed(x=x, y=np.arange(len(x)) % 2), '')
 
   @pytest.mark.slow
   def test_nothing_is_read_that_is_not_used(self):
@@ -323,8 +271,7 @@ class NpzTest(parameterized.TestCase):
       tracemalloc.start()
       with contextlib.redirect_stdout(io.StringIO()):
         if message:
-          with self.assertRaisesRegex(ValueError, f'{self.path}.*{message}'):
-            npz.read(self.path, CLASSES if 'x' in arrays else NUMBERS)
+          self.refuses(message, CLASSES if 'x' in arrays else NUMBERS)
         else:
           npz.read(self.path, CLASSES)
       peak = tracemalloc.get_traced_memory()[1]
@@ -334,8 +281,7 @@ class NpzTest(parameterized.TestCase):
   def test_sizes_are_checked_first(self):
     self.write(x=X, y=[0, 1])
     with mock.patch.object(npz.os, 'sysconf', return_value=10):
-      with self.assertRaisesRegex(ValueError, 'of 112 bytes, but .* has 100;'):
-        npz.read(self.path, CLASSES)
+      self.refuses('of 112 bytes, but .* has 100;')
     content = io.BytesIO()
     np.save(content, X)
     good = content.getvalue()
@@ -347,8 +293,7 @@ class NpzTest(parameterized.TestCase):
       with zipfile.ZipFile(self.path, 'w') as file:
         for name, content in {**entries, 'y.npy': good}.items():
           file.writestr(name, content)
-      with self.assertRaisesRegex(ValueError, f'x cannot be read: {message}'):
-        npz.read(self.path, CLASSES)
+      self.refuses(f'x cannot be read: {message}')
 
 
 class FolderTest(parameterized.TestCase):
@@ -359,6 +304,10 @@ class FolderTest(parameterized.TestCase):
 
   def write(self, name, **more):
     sequence_files.write_npz(self.directory / f'{name}.npz', **more)
+
+  def encoded(self):
+    splits = sequences.read_splits(self.directory, CLASSES)
+    return sequences.encode(splits, every_step=False)
 
   def test_splits_in_several_files(self):
     for name in ('train-0', 'train-1', 'validation'):
@@ -389,19 +338,20 @@ class FolderTest(parameterized.TestCase):
       ('inside', ('mine_TRAIN', 'mine_TEST'), {}, "without 'TEST'"),
       ('camel', ('xTrain', 'x'), {}, "without 'Train'"),
       ('kinds', ('test', 'train'), {'y': ['a', 'b'] * 12}, 'y holds text'),
+      (
+          'numbers',
+          ('test', 'train'),
+          {'y': np.zeros((24, 3))},
+          r'train.npz: y has \[3\] numbers',
+          NUMBERS,
+      ),
   )
-  def test_refuses(self, names, arrays, message):
+  def test_refuses(self, names, arrays, message, form=CLASSES):
     for name in names[:-1]:
       self.write(name)
     self.write(names[-1], **arrays)
     with self.assertRaisesRegex(ValueError, message):
-      sequences.read_splits(self.directory, CLASSES)
-
-  def test_numbers_that_do_not_fit(self):
-    self.write('test')
-    self.write('train', y=np.zeros((24, 3)))
-    with self.assertRaisesRegex(ValueError, r'train.npz: y has \[3\] numbers'):
-      sequences.read_splits(self.directory, NUMBERS)
+      sequences.read_splits(self.directory, form)
 
   def test_empty(self):
     with self.assertRaisesRegex(FileNotFoundError, 'no .npz file'):
@@ -415,8 +365,7 @@ class FolderTest(parameterized.TestCase):
         ([b'wal', b'sit'], ('sit', 'wal')),
     ):
       self.write('train', y=np.array(labels * 12))
-      splits = sequences.read_splits(self.directory, CLASSES)
-      encoded, kind = sequences.encode(splits, every_step=False)
+      encoded, kind = self.encoded()
       self.assertEqual(kind.names, names)
       np.testing.assert_array_equal(encoded['train'].y, [1, 0] * 12)
 
@@ -444,8 +393,7 @@ class FolderTest(parameterized.TestCase):
       self.write('train', y=np.tile(train, 12))
       self.write('train_2', y=np.tile(test, 12))
       self.write('test', y=np.tile(test, 12))
-      splits = sequences.read_splits(self.directory, CLASSES)
-      encoded, kind = sequences.encode(splits, every_step=False)
+      encoded, kind = self.encoded()
       self.assertEqual(kind.names, names)
       for labels, y in (
           (train, encoded['train'].y[:2]),
@@ -459,11 +407,9 @@ class FolderTest(parameterized.TestCase):
 
   def test_one_class(self):
     self.write('train', y=np.ones(24, int))
-    splits = sequences.read_splits(self.directory, CLASSES)
-    with self.assertRaisesRegex(
-        ValueError, "two classes at least; all are '1'"
-    ):
-      sequences.encode(splits, every_step=False)
+    message = "two classes at least; all are '1'"
+    with self.assertRaisesRegex(ValueError, message):
+      self.encoded()
 
 
 if __name__ == '__main__':

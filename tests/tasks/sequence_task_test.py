@@ -21,7 +21,6 @@ from rnnzoo import training
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
-from rnnzoo.tasks.series import sequence_inputs
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
 from rnnzoo.training import metrics
@@ -85,37 +84,35 @@ class SplitTest(absltest.TestCase):
         ({'test': 0.2, 'validation': 0.1}, 'validation', 6),
         ({'test': 0.5, 'validation': 0.4}, 'train', 5),
     ):
+      split = lambda count, shares=fractions: sequence_arrays.complete_splits(
+          {'train': arrays(count, 3)}, shares, 0, True
+      )
       with self.assertRaisesRegex(
           ValueError,
           f'3 training sequences cannot be split: {empty} would be empty by'
           f' config.data.test_fraction=.*; give {enough} sequences at least',
       ):
-        sequence_arrays.complete_splits(
-            {'train': arrays(3, 3)}, fractions, 0, True
-        )
-      sequence_arrays.complete_splits(
-          {'train': arrays(enough, 3)}, fractions, 0, True
-      )
+        split(3)
+      split(enough)
 
 
 class StandardizationTest(absltest.TestCase):
 
+  def of(self, x, valid=None):
+    valid = np.ones(x.shape[:-1], bool) if valid is None else valid
+    return sequence_arrays.standardization(x, valid)
+
   def test_padding_and_nan_do_not_count(self):
     x = np.array([[[1.0, 5], [3, 5], [9, 9]], [[np.nan, 5], [9, 9], [9, 9]]])
     valid = np.array([[True, True, False], [True, False, False]])
-    mean, deviation = sequence_arrays.standardization(x, valid)
+    mean, deviation = self.of(x, valid)
     np.testing.assert_allclose(mean, [2, 5])
     np.testing.assert_allclose(deviation, [1, 1])  # 5 is constant.
 
-  def test_a_constant_that_float_cannot_hold(self):
-    x = np.full((1, 1000, 1), 0.1, np.float32)
-    _, deviation = sequence_arrays.standardization(x, np.ones((1, 1000), bool))
-    np.testing.assert_array_equal(deviation, [1])
-
-  def test_a_deviation_that_float32_cannot_hold(self):
-    x = np.arange(6, dtype=np.float32).reshape(1, 6, 1) * np.float32(1e-40)
-    _, deviation = sequence_arrays.standardization(x, np.ones((1, 6), bool))
-    np.testing.assert_array_equal(deviation, [1])
+  def test_a_deviation_that_float_cannot_hold(self):
+    tiny = np.arange(6, dtype=np.float32).reshape(1, 6, 1) * np.float32(1e-40)
+    for x in (np.full((1, 1000, 1), 0.1, np.float32), tiny):
+      np.testing.assert_array_equal(self.of(x)[1], [1])
 
   def test_a_constant_but_for_rounding(self):
     for dtype in (np.float32, np.float64):
@@ -123,17 +120,17 @@ class StandardizationTest(absltest.TestCase):
       x = np.full((1, 1000, 2), 1, dtype)
       x[0, 5, 0] += epsilon  # Rounding: one of many, by its last digit.
       x[0, ::2, 1] += 8 * epsilon  # No rounding.
-      _, found = sequence_arrays.standardization(x, np.ones((1, 1000), bool))
-      np.testing.assert_allclose(found, [1, 4 * epsilon])
+      np.testing.assert_allclose(self.of(x)[1], [1, 4 * epsilon])
     x = np.int64(2**60) + np.arange(2).repeat(500)[:, None]
-    _, found = sequence_arrays.standardization(x, np.ones(1000, bool))
-    np.testing.assert_array_equal(found, [0.5])
+    np.testing.assert_array_equal(self.of(x)[1], [0.5])
 
 
 class Float32Test(parameterized.TestCase):
   """Columns that float32 rounds, unless they are centred before."""
 
-  def task(self, x, path, y=None, **data):
+  def task(self, x, y=None, **data):
+    """Returns the task, its model loaded without the data, and the output."""
+    path = pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
     y = np.arange(len(x)) % 2 if y is None else y
     np.savez(path, x=x, y=y)
     config = base_sequences.get_config()
@@ -147,9 +144,6 @@ class Float32Test(parameterized.TestCase):
     model = task.build_model(nnx.Rngs(0))
     return task, trained.Trained(model, config, 0, restored), printed.getvalue()
 
-  def path(self):
-    return pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
-
   @parameterized.named_parameters(
       ('clock', np.int64(1.7e15), np.int64, 1000),
       ('nanoseconds', 2**63 + 101, np.uint64, 1),
@@ -160,9 +154,9 @@ class Float32Test(parameterized.TestCase):
   def test_columns_are_centred_before_they_are_rounded(self, far, dtype, step):
     ticks = np.arange(40 * 6).reshape(40, 6, 1)
     x = far + ticks.astype(dtype) * dtype(step)
-    task, loaded, printed = self.task(x, self.path())
+    task, loaded, printed = self.task(x)
     self.assertNotIn('WARNING', printed)
-    near, near_loaded, _ = self.task(ticks, self.path())
+    near, near_loaded, _ = self.task(ticks)
     for name, split in task.splits.items():
       z = task._outputs(lambda x, **_: x, split['x'])
       expected = near._outputs(lambda x, **_: x, near.splits[name]['x'])
@@ -186,7 +180,7 @@ class Float32Test(parameterized.TestCase):
   def test_answers_are_centred_before_they_are_rounded(self):
     x = np.random.RandomState(0).randn(40, 6, 1)
     y = 1_700_000_000_000_000 + np.arange(40)
-    task, loaded, printed = self.task(x, self.path(), y, kind='regression')
+    task, loaded, printed = self.task(x, y, kind='regression')
     self.assertNotIn('WARNING', printed)
     ordered = np.sort(np.concatenate([s['y'] for s in task.splits.values()]), 0)
     np.testing.assert_array_equal(np.diff(ordered, axis=0), 1)
@@ -195,21 +189,9 @@ class Float32Test(parameterized.TestCase):
     self.assertLess(np.abs(found[:, 0] - y).max(), 100)
     np.testing.assert_array_equal(loaded.predict(x[:3]), found[:3])
 
-  def test_steps_that_become_equal_all_the_same_are_told(self):
-    x = np.zeros((40, 6, 2))
-    x[..., 0] = np.linspace(0, 1e12, 40)[:, None] + np.arange(6)
-    x[..., 1] = np.random.RandomState(0).randn(40, 6)
-    words = 'column 0: 200 of 239 steps that differ'
-    _, loaded, printed = self.task(x, self.path())
-    self.assertRegex(printed, 'column 0: [0-9]+ of [0-9]+ steps that differ')
-    self.assertNotIn('column 1', printed)
-    with self.assertWarnsRegex(UserWarning, words):
-      loaded.predict(x)
-    plain = self.task(x % 100 + 1e9, self.path(), standardize=False)
-    self.assertRegex(plain[2], 'column 0: [0-9]+ of [0-9]+ steps that differ')
-
   @parameterized.named_parameters(
       ('two_modes', np.arange(240) - 1e9 + 2e9 * (np.arange(240) // 6 % 2)),
+      ('linear', np.linspace(0, 1e12, 40).repeat(6) + np.arange(240) % 6),
       ('in_turn', np.arange(240) + 2e9 * (np.arange(240) % 2)),
       ('not_standardized', np.arange(240) + 2e9 * (np.arange(240) % 2), False),
       ('sentinel', np.where(np.arange(240) % 7, NOISE, -1e9)),
@@ -221,18 +203,24 @@ class Float32Test(parameterized.TestCase):
     data = {'standardize': standardize}
     if len(values) == 40:
       x, data['kind'] = NOISE.reshape(40, 6), 'regression'
-      printed = self.task(x, self.path(), values, **data)[2]
+      printed = self.task(x, values, **data)[2]
       self.assertRegex(printed, 'column 0 of y: [0-9]+ of [0-9]+ steps that')
       return
     x = np.stack([NOISE, values], axis=-1).reshape(40, 6, 2)
-    printed = self.task(x.astype(values.dtype), self.path(), **data)[2]
+    printed = self.task(x.astype(values.dtype), **data)[2]
     self.assertRegex(printed, 'column 1: [0-9]{2,3} of 2[0-9]{2} steps that')
     self.assertNotIn('column 0', printed)
+
+  def test_inputs_that_become_equal_are_told(self):
+    x = np.linspace(0, 1e12, 40)[:, None, None] + np.arange(6.0)[:, None]
+    _, loaded, _ = self.task(x)
+    with self.assertWarnsRegex(UserWarning, 'column 0: 200 of 239 steps that'):
+      loaded.predict(x)
 
   @parameterized.parameters(1e38, 3e38, 1e-30)
   def test_columns_of_any_size_are_standardized(self, size):
     x = size * np.clip(NOISE, -1, 1).reshape(40, 6, 1)
-    task = self.task(x, self.path())[0]
+    task = self.task(x)[0]
     z = task._outputs(lambda x, **_: x, task.splits['train']['x'])
     self.assertAlmostEqual(np.std(z), 1, places=5)
     self.assertAlmostEqual(np.mean(z), 0, places=5)
@@ -243,7 +231,7 @@ class Float32Test(parameterized.TestCase):
   def test_answers_of_any_size_are_measured(self, far, size):
     y = far + np.arange(40) * size
     x = NOISE.reshape(40, 6)
-    task = self.task(x, self.path(), y, kind='regression')[0]
+    task = self.task(x, y, kind='regression')[0]
     model = lambda x, **_: jnp.zeros((len(x), 1))
     found = task.evaluate(model, task.splits['train'])
     found = jax.tree.map(np.asarray, found)
@@ -256,7 +244,7 @@ class Float32Test(parameterized.TestCase):
 
   def test_inputs_that_look_padded(self):
     x = np.random.RandomState(0).randn(40, 6, 1)
-    _, loaded, _ = self.task(x, self.path())
+    _, loaded, _ = self.task(x)
     x[np.arange(6) >= 1 + np.arange(40)[:, None] % 6] = -1
     with warnings.catch_warnings(action='error'):
       loaded.predict(x)  # As in training.
@@ -402,15 +390,10 @@ class SequenceTaskTest(parameterized.TestCase):
   def test_missing_is_the_mean(self):
     task = self.task(standardize=False)
     task.splits['test']['x'][:, 0, 1] = np.nan
-    splits = {
-        name: sequence_arrays.Sequences(**split)
-        for name, split in task.splits.items()
-    }
-    config = base_sequences.get_config()
-    make = lambda: sequence_task.SequenceTask(
-        config, 'made up', splits, task.answers
-    )
-    with_missing = quietly(make)
+    make = lambda split: sequence_arrays.Sequences(**split)
+    splits = {name: make(split) for name, split in task.splits.items()}
+    given = base_sequences.get_config(), 'made up', splits, task.answers
+    with_missing = quietly(lambda: sequence_task.SequenceTask(*given))
     found = with_missing.evaluate(sums, with_missing.splits['test'])
     self.assertTrue(np.isfinite(found.losses).all())
     self.assertEqual(with_missing.summary['splits']['test']['missing'], 4)
@@ -425,14 +408,12 @@ class SequenceTaskTest(parameterized.TestCase):
 
   def test_report(self):
     task = self.task()
+    self.assertEqual(task.class_names, ('a', 'b', 'c'))
     results = [{'test': {'confusion_matrix': np.eye(3)}}] * 2
     found = task.report(results, None)
     self.assertEqual(found.numbers['confusion_matrix'][1], [0, 2, 0])
     self.assertIs(found.numbers['data'], task.summary)
     self.assertIn('confusion_matrix.png', found.files)
-
-  def test_names_of_classes(self):
-    self.assertEqual(self.task().class_names, ('a', 'b', 'c'))
 
   def test_checked_inputs_of_a_trained_model(self):
     task = self.task()
@@ -458,7 +439,7 @@ class InputsTest(parameterized.TestCase):
   X = np.ones((2, 3, 2))
 
   def check(self, inputs, allow_nan=False):
-    return sequence_inputs.check(inputs, 2, allow_nan)
+    return sequence_task.check_inputs(inputs, 2, allow_nan)
 
   def test_takes(self):
     found = self.check(self.X.astype(np.int64))
@@ -503,9 +484,9 @@ class InputsTest(parameterized.TestCase):
         (np.ma.array(self.X), 'which would be ignored'),
     ):
       with self.assertRaisesRegex(ValueError, f"{message}; .*missing='zero'"):
-        sequence_inputs.check(wrong, 2, False)
+        sequence_task.check_inputs(wrong, 2, False)
       with self.assertRaisesRegex(ValueError, f'{message}$'):
-        sequence_inputs.check(wrong, 2, False, has_field=False)
+        sequence_task.check_inputs(wrong, 2, False, has_field=False)
 
 
 class RunTest(absltest.TestCase):
@@ -528,20 +509,17 @@ class RunTest(absltest.TestCase):
   def test_a_run(self):
     labels = np.where(np.arange(24) % 2, 'high', 'low')
     sequence_files.write_npz(self.directory / 'mine.npz', y=labels)
-    config = self.config()
     workdir = self.directory / 'run'
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      experiment = training.prepare(config, str(workdir), 'sequences')
+      experiment = training.prepare(self.config(), str(workdir), 'sequences')
       training.train_and_evaluate(experiment)
-    self.assertIn(
-        'mine.npz: 16 train, 4 validation, 4 test', printed.getvalue()
-    )
+    told = 'mine.npz: 16 train, 4 validation, 4 test'
+    self.assertIn(told, printed.getvalue())
     report = json.loads((workdir / 'report.json').read_text())
     self.assertEqual(report['dataset'], 'mine.npz')
     self.assertEqual(report['test']['accuracy']['mean'], 1.0)
-    self.assertEqual(
-        report['data']['splits']['train']['classes'], {'high': 8, 'low': 8}
-    )
+    classes = report['data']['splits']['train']['classes']
+    self.assertEqual(classes, {'high': 8, 'low': 8})
     loaded = quietly(lambda: training.load(workdir))
     x = sequence_files.arrays()['x'][:2]
     np.testing.assert_array_equal(loaded.predict(x), [1, 0])
@@ -549,29 +527,25 @@ class RunTest(absltest.TestCase):
   def test_regression_at_every_step(self):
     x = sequence_files.arrays()['x']
     y = 100.0 + 10.0 * np.cumsum(x[..., 0], axis=1)
-    path = self.directory / 'mine.npz'
-    sequence_files.write_npz(path, y=y)
-    task = quietly(
-        lambda: sequences.OwnSequences(
-            self.config(kind='regression', every_step=True)
-        )
-    )
+    sequence_files.write_npz(self.directory / 'mine.npz', y=y)
+    config = self.config(kind='regression', every_step=True)
+    task = quietly(lambda: sequences.OwnSequences(config))
     self.assertEqual(task.metrics[0].name, 'mse')
     deviation = np.ravel(task.answers.deviation)
     self.assertBetween(deviation, 5.0, 50.0)
     described = task.summary['splits']['train']['answers'][0]
     self.assertBetween(described['mean'], 50.0, 150.0)
 
-  def test_no_path(self):
-    config = self.config()
-    config.data.path = ''
-    with self.assertRaisesRegex(ValueError, 'config.data.path must be an .npz'):
-      sequences.OwnSequences(config)
-
   def test_bad_fields(self):
-    for field, value in (('kind', 'class'), ('missing', 'mean')):
+    for field, value in {
+        'kind': 'class',
+        'missing': 'mean',
+        'path': '',
+    }.items():
+      config = self.config()
+      config.data[field] = value
       with self.assertRaisesRegex(ValueError, f'config.data.{field} must be'):
-        sequences.OwnSequences(self.config(**{field: value}))
+        sequences.OwnSequences(config)
 
 
 if __name__ == '__main__':

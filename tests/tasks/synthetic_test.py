@@ -73,6 +73,17 @@ def answer(logits):
   )
 
 
+def looking(task, seen):
+  """Returns a model that adds its inputs to the list `seen`."""
+
+  def model(x, *, seq_lengths, rngs=None):
+    del seq_lengths, rngs
+    seen.append(np.asarray(x))
+    return jnp.zeros((len(x), task.language.num_classes))
+
+  return model
+
+
 def evaluate(task, model, examples):
   return jax.jit(lambda examples: task.evaluate(model, examples))(examples)
 
@@ -106,56 +117,46 @@ class SplitsTest(parameterized.TestCase):
       self.assertLen(array, 16)
     self.assertFalse(all(np.array_equal(one[k], other[k]) for k in one))
 
-  @parameterized.named_parameters(
-      ('length', 'adding', {'length': 1}, 'data.length must be an integer'),
-      ('delay', 'copying', {'delay': 0}, 'data.delay must be an integer'),
-      ('loss', 'copying', {'loss_steps': 'last'}, "one of 'all', 'recalled'"),
+  @parameterized.parameters(
+      ('adding', {'length': 1}, 'data.length must be an integer'),
+      ('copying', {'delay': 0}, 'data.delay must be an integer'),
+      ('copying', {'loss_steps': 'last'}, "one of 'all', 'recalled'"),
       (
-          'many',
           'selective_copying',
           {'num_symbols': 10},
           'num_symbols must be at most config.data.length, 9; got 10',
       ),
-      ('tokens', 'selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
-      ('lessons', 'selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
+      ('selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
+      ('selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
       (
-          'short',
           'selective_copying',
           {'curriculum': ((2, 1),)},
           r'lengths of at least config.data.num_symbols, 3; got \(\(2, 1\),\)',
       ),
-      ('noise', 'state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
+      ('state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
+      ('state_tracking', {'validation_noise': -0.1}, 'data.validation_noise'),
+      ('state_tracking', {'clean_epochs': 2}, 'input_noise is 0; got clean_ep'),
+      ('state_tracking', {'language': 'A6'}, 'one of .*; got .A6.'),
+      ('state_tracking', {'test_lengths': (8, 4)}, 'ascending'),
+      ('state_tracking', {'test_lengths': ()}, 'ascending'),
+      ('state_tracking', {'test_lengths': ('a', 2)}, 'ascending'),
       (
-          'noise_of_validation',
-          'state_tracking',
-          {'validation_noise': -0.1},
-          'data.validation_noise',
-      ),
-      ('language', 'state_tracking', {'language': 'A6'}, 'one of .*; got .A6.'),
-      ('lengths', 'state_tracking', {'test_lengths': (8, 4)}, 'ascending'),
-      ('none', 'state_tracking', {'test_lengths': ()}, 'ascending'),
-      (
-          'test_tokens',
           'state_tracking',
           {'test_lengths': tuple(range(8, 20001, 8)), 'num_test': 10**4},
           'num_test=10000 strings .* 250,100,000,000 tokens, more than'
           ' 1,073,741,824; 42 strings of each would do',
       ),
-      ('letters', 'state_tracking', {'test_lengths': ('a', 2)}, 'ascending'),
       (
-          'odd',
           'state_tracking',
           {'language': 'modular_arithmetic', 'test_lengths': (4, 9)},
           "multiples of 2 for 'modular_arithmetic'; got 9",
       ),
       (
-          'range',
           'state_tracking',
           {'min_length': 7},
           'min_length must be at most 6 with a max_length of 6',
       ),
       (
-          'impossible',
           'state_tracking',
           {'language': 'even_pairs', 'test_lengths': (1, 8)},
           "test_lengths has 1, but in strings of 'even_pairs'",
@@ -285,11 +286,7 @@ class StateTrackingTest(parameterized.TestCase):
     clean_batch = make_clean(key)
     self.assertEqual(noisy_batch.keys() - clean_batch.keys(), {'noise'})
 
-    def model(x, *, seq_lengths, rngs=None):
-      del seq_lengths, rngs
-      seen.append(np.asarray(x))
-      return jnp.zeros((len(x), task.language.num_classes))
-
+    model = looking(task, seen)
     task.evaluate(model, noisy_batch)
     task.evaluate(model, clean_batch, nnx.Rngs(dropout=0))
     for seed in (0, 0, 1):
@@ -311,11 +308,7 @@ class StateTrackingTest(parameterized.TestCase):
     np.testing.assert_array_equal(split['tokens'], plain['tokens'])
     self.assertNotIn('noise', task.splits['test'])
 
-    def model(x, *, seq_lengths, rngs=None):
-      del seq_lengths, rngs
-      seen.append(np.asarray(x))
-      return jnp.zeros((len(x), task.language.num_classes))
-
+    model = looking(task, seen)
     of = lambda rows: {name: array[rows] for name, array in split.items()}
     for rows in (slice(0, 4), slice(2, 4)):
       task.evaluate(model, of(rows))
@@ -325,10 +318,6 @@ class StateTrackingTest(parameterized.TestCase):
     noise = whole - np.eye(task.language.num_tokens)[split['tokens'][:4]]
     self.assertAlmostEqual(np.std(noise), 0.25, delta=0.02)
     self.assertFalse(np.allclose(noise[0], noise[1]))
-
-  def test_clean_epochs_without_noise(self):
-    with self.assertRaisesRegex(ValueError, 'input_noise is 0; got clean_ep'):
-      make('state_tracking', clean_epochs=2)
 
   @parameterized.parameters(
       ('modular_arithmetic', 'last'),
@@ -359,15 +348,10 @@ class StateTrackingTest(parameterized.TestCase):
       language=('cycle_navigation', 'A5'), label_steps=('last', 'every')
   )
   def test_tests_are_balanced(self, language, label_steps):
-    task = make(
-        'state_tracking',
-        language=language,
-        num_test=62,
-        label_steps=label_steps,
-    )
-    self.assertCountEqual(
-        task.splits, ['train', 'validation', 'test', 'length_4']
-    )
+    data = {'language': language, 'label_steps': label_steps, 'num_test': 62}
+    task = make('state_tracking', **data)
+    names = 'train', 'validation', 'test', 'length_4'
+    self.assertCountEqual(task.splits, names)
     for name, length in (('test', 12), ('length_4', 4)):
       split = task.splits[name]
       self.assertEqual(split['tokens'].shape, (62, length))
@@ -410,17 +394,11 @@ class StateTrackingTest(parameterized.TestCase):
 
   def test_report(self):
     task = make('state_tracking', test_lengths=(4, 8, 12))
-    results = [
-        {
-            'seed': seed,
-            'test': {'accuracy': 1.0},
-            'splits': {
-                'length_4': {'accuracy': 1.0},
-                'length_8': {'accuracy': at_8},
-            },
-        }
-        for seed, at_8 in ((3, 0.9), (4, 0.8))
-    ]
+    results = []
+    for seed, at_8 in ((3, 0.9), (4, 0.8)):
+      one, eight = {'accuracy': 1.0}, {'accuracy': at_8}
+      splits = {'length_4': one, 'length_8': eight}
+      results.append({'seed': seed, 'test': {**one}, 'splits': splits})
     report = task.report(results, None)
     numbers = report.numbers['accuracy_over_length']
     self.assertSequenceEqual([*numbers], ['4', '8', '12'])
@@ -450,13 +428,9 @@ class TrainingTest(parameterized.TestCase):
     experiment = training.prepare(config('state_tracking'), str(workdir))
     report = training.train_and_evaluate(experiment)
     over_length = report['accuracy_over_length']
-    self.assertEqual(
-        over_length['12']['mean'], report['test']['accuracy']['mean']
-    )
-    self.assertEqual(
-        over_length['4']['mean'],
-        report['splits']['length_4']['accuracy']['mean'],
-    )
+    parts = {'12': report['test'], '4': report['splits']['length_4']}
+    for length, part in parts.items():
+      self.assertEqual(over_length[length]['mean'], part['accuracy']['mean'])
     self.assertTrue((workdir / 'accuracy_over_length.png').exists())
     test = experiment.task.splits['test']
     inputs = {'tokens': test['tokens'], 'length': test['length']}

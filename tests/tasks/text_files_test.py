@@ -30,24 +30,19 @@ class TextFilesTest(parameterized.TestCase):
     return characters.read(str(self.path))[1], lines
 
   @parameterized.product(
-      mark=(
-          b'',
-          codecs.BOM_UTF8,
-          codecs.BOM_UTF16_LE,
-          codecs.BOM_UTF16_BE,
-          codecs.BOM_UTF32_LE,
-          codecs.BOM_UTF32_BE,
+      form=(
+          (b'', 'utf-8'),
+          (codecs.BOM_UTF8, 'utf-8'),
+          (codecs.BOM_UTF16_LE, 'utf-16-le'),
+          (codecs.BOM_UTF16_BE, 'utf-16-be'),
+          (codecs.BOM_UTF32_LE, 'utf-32-le'),
+          (codecs.BOM_UTF32_BE, 'utf-32-be'),
       ),
       pack=(bytes, gzip.compress),
       end=('\n', '\r\n'),
   )
-  def test_reads(self, mark, pack, end):
-    encoding = {
-        codecs.BOM_UTF16_LE: 'utf-16-le',
-        codecs.BOM_UTF16_BE: 'utf-16-be',
-        codecs.BOM_UTF32_LE: 'utf-32-le',
-        codecs.BOM_UTF32_BE: 'utf-32-be',
-    }.get(mark, 'utf-8')
+  def test_reads(self, form, pack, end):
+    mark, encoding = form
     content = mark + TEXT.replace('\n', end).encode(encoding)
     lines = TEXT.split('\n')[:-1]
     self.assertEqual(self.read(pack(content)), (TEXT, lines))

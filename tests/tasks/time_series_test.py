@@ -31,6 +31,20 @@ class TimeSeriesTest(absltest.TestCase):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
 
+  def mine(self, **data):
+    """Returns the task of the data set 'Mine' in the directory."""
+    given = {'name': 'Mine', 'manual_dir': str(self.directory), **data}
+    return load(**given)
+
+  def refuses(self, message, error=ValueError, **data):
+    with self.assertRaisesRegex(error, message):
+      self.mine(**data)
+
+  def same(self, one, other):
+    for name, split in one.splits.items():
+      for key, array in split.items():
+        np.testing.assert_array_equal(array, other.splits[name][key])
+
   def test_japanese_vowels(self):
     task = load()
     self.assertEqual(task.dataset, 'JapaneseVowels')
@@ -58,13 +72,11 @@ class TimeSeriesTest(absltest.TestCase):
     with mock.patch.object(uea, '_load', side_effect=AssertionError):
       converted = load(name='BasicMotions', manual_dir=str(self.directory))
     self.assertEqual(uncovered.answers.names, converted.answers.names)
-    for name, split in uncovered.splits.items():
-      for key, array in split.items():
-        np.testing.assert_array_equal(array, converted.splits[name][key])
+    self.same(uncovered, converted)
 
   def test_pooled(self):
     sequence_files.write_archive(self.directory, 'Mine')
-    task = load(name='Mine', manual_dir=str(self.directory), split='pooled')
+    task = self.mine(split='pooled')
     sizes = {name: len(split['x']) for name, split in task.splits.items()}
     self.assertEqual(sizes, {'train': 34, 'validation': 7, 'test': 7})
 
@@ -72,7 +84,7 @@ class TimeSeriesTest(absltest.TestCase):
     """Writes one .npz file, with as many columns."""
     x = np.random.default_rng(0).standard_normal((24, 6, columns))
     path = self.directory / name / f'{split}.npz'
-    return sequence_files.write_npz(path, x=x, **more)
+    return sequence_files.write_npz(path, **{'x': x, **more})
 
   def test_splits_with_other_columns(self):
     train = self.write('Mine', 'train', 3)
@@ -80,23 +92,20 @@ class TimeSeriesTest(absltest.TestCase):
       test = self.write('Mine', 'test', columns)
       message = f'^{test}: x has {columns} columns, but 3 in {train}$'
       for split in ('archive', 'pooled'):
-        with self.assertRaisesRegex(ValueError, message):
-          load(name='Mine', manual_dir=str(self.directory), split=split)
+        self.refuses(message, split=split)
 
   def test_texts_with_other_columns(self):
     for split, row in (('TRAIN', '1,2:3,4:a\n1,2:3,4:b'), ('TEST', '1,2:a')):
       columns = row.split()[0].count(':')
       self.write_text(split, f'@dimension {columns}\n', row)
     message = 'Mine_TEST.ts: x has 1 columns, but 2 in .*/Mine_TRAIN.ts$'
-    with self.assertRaisesRegex(ValueError, message):
-      load(name='Mine', manual_dir=str(self.directory))
+    self.refuses(message)
 
   def test_a_label_that_the_header_does_not_list(self):
     self.write_text('TRAIN', '@dimension 2\n', '1,2:3,4:a\n1,2:3,4:B')
     self.write_text('TEST', '@dimension 2\n', '1,2:3,4:a\n1,2:3,4:bb')
     message = "TEST.ts: series 1 has the label 'bb', but the header lists a, b$"
-    with self.assertRaisesRegex(ValueError, message):
-      load(name='Mine', manual_dir=str(self.directory))
+    self.refuses(message)
 
   def write_text(self, split, head, rows):
     """Writes a .ts file."""
@@ -105,8 +114,9 @@ class TimeSeriesTest(absltest.TestCase):
     path.write_text(
         '@problemName Mine\n@timeStamps false\n@missing false\n'
         f'@univariate false\n{head}@equalLength true\n@seriesLength 2\n'
-        f'@classLabel true a b\n@data\n{rows}\n'
+        f'@classLabel true a b\n@data\n{rows}'.rstrip() + '\n'
     )
+    return path
 
   def test_series_with_other_columns(self):
     cases = [np.ones((2, 5)), np.ones((1, 4))], ['a', 'b']
@@ -120,23 +130,20 @@ class TimeSeriesTest(absltest.TestCase):
     train = self.write('Mine', 'train')
     test = self.write('Mine', 'test', y=np.array(['a', 'b'] * 12))
     message = f'^{test}: y holds text, but numbers in {train}$'
-    with self.assertRaisesRegex(ValueError, message):
-      load(name='Mine', manual_dir=str(self.directory))
+    self.refuses(message)
     self.write('Mine', 'test', y=2 + np.arange(24) % 2)
     message = '^test: y has the classes 2, 3, but the classes 0, 1 in train'
-    with self.assertRaisesRegex(ValueError, message):
-      load(name='Mine', manual_dir=str(self.directory))
+    self.refuses(message)
     # One that is in both is enough; a warning tells of the other.
     self.write('Mine', 'test', y=1 + np.arange(24) % 2)
-    task = load(name='Mine', manual_dir=str(self.directory))
+    task = self.mine()
     self.assertIn("the class '2' has no training", task.summary['warnings'][0])
 
   def test_splits_of_other_lengths(self):
     self.write('Mine', 'train')
     x = np.ones((24, 9, 2))
-    path = self.directory / 'Mine' / 'test.npz'
-    sequence_files.write_npz(path, x=x)
-    task = load(name='Mine', manual_dir=str(self.directory))
+    self.write('Mine', 'test', x=x)
+    task = self.mine()
     self.assertEqual(task.splits['test']['x'].shape, (24, 9, 2))
 
   def test_a_missing_file_is_named(self):
@@ -149,87 +156,57 @@ class TimeSeriesTest(absltest.TestCase):
       folder = self.directory / name
       folder.mkdir()
       (folder / file).touch()
-      with self.assertRaisesRegex(
-          (FileNotFoundError, ValueError),
-          f'^{folder} holds {file} but no {missing}',
-      ):
-        load(name=name, manual_dir=str(self.directory))
+      errors = FileNotFoundError, ValueError
+      message = f'^{folder} holds {file} but no {missing}'
+      self.refuses(message, errors, name=name)
     folder = self.directory / 'E'
     folder.mkdir()
-    with self.assertRaisesRegex(
-        ValueError,
+    self.refuses(
         f'^{folder} holds neither train.npz and test.npz nor E_TRAIN.ts and'
         " E_TEST.ts, and 'E' is no data set",
-    ):
-      load(name='E', manual_dir=str(self.directory))
+        name='E',
+    )
 
   def test_a_download_that_failed_is_not_told_of_what_aeon_has(self):
     datasets = importlib.import_module('aeon.datasets')
     error = ValueError('Could not download files for JapaneseVowels')
     with mock.patch.object(datasets, 'load_classification', side_effect=error):
-      with self.assertRaisesRegex(
-          ConnectionError,
+      self.refuses(
           f'^{self.directory}/JapaneseVowels is not there, and the download'
           " failed; aeon has JapaneseVowels itself, for .*manual_dir=''",
-      ):
-        load(manual_dir=str(self.directory))
-
-  def test_a_directory_that_is_a_file(self):
-    path = self.directory / 'file'
-    path.touch()
-    with self.assertRaisesRegex(
-        ValueError, f'config.data.manual_dir={path} is a file, not a directory'
-    ):
-      load(manual_dir=str(path))
-
-  def test_a_directory_that_is_not_read(self):
-    with self.assertRaisesRegex(ValueError, 'manual_dir would be ignored'):
-      load(name='synthetic_eigenworms', manual_dir='somewhere')
-
-  def test_no_such_data_set(self):
-    with self.assertRaisesRegex(ValueError, "'Moreworms' is no data set"):
-      load(name='Moreworms', manual_dir=str(self.directory))
+          ConnectionError,
+          name='JapaneseVowels',
+      )
 
   def test_a_name_that_is_nearly_one(self):
+    message = "is no data set .*; did you mean 'JapaneseVowels'\\?$"
     for manual_dir in ('', str(self.directory)):
-      with self.assertRaisesRegex(
-          ValueError, "is no data set .*; did you mean 'JapaneseVowels'\\?$"
-      ):
-        load(name='japanesevowels', manual_dir=manual_dir)
+      self.refuses(message, name='japanesevowels', manual_dir=manual_dir)
     (self.directory / 'OfMyOwn').mkdir()
-    with self.assertRaisesRegex(ValueError, "did you mean 'OfMyOwn'"):
-      load(name='ofmyown', manual_dir=str(self.directory))
-    with self.assertRaisesRegex(ValueError, 'that aeon knows$'):
-      load(name='zzzzzz')
+    self.refuses("did you mean 'OfMyOwn'", name='ofmyown')
+    self.refuses('that aeon knows$', name='zzzzzz', manual_dir='')
 
   def test_the_directory_may_be_the_folder(self):
     for split in ('TRAIN', 'TEST'):
       rows = '\n'.join(f'1,{i}:3,4:{"ab"[i % 2]}' for i in range(8))
       self.write_text(split, '@dimension 2\n', rows)
     folder, other = self.directory / 'Mine', self.directory / 'elsewhere'
-    want = load(name='Mine', manual_dir=str(self.directory))
+    want = self.mine()
     for path in (folder, other):
       if path == other:
         folder.rename(other)
-      task = load(name='Mine', manual_dir=str(path))
-      for name, split in want.splits.items():
-        np.testing.assert_array_equal(split['x'], task.splits[name]['x'])
-        np.testing.assert_array_equal(split['y'], task.splits[name]['y'])
-    (other / 'Mine_TEST.ts').unlink()
-    with self.assertRaisesRegex(
-        FileNotFoundError, f'^{other} holds Mine_TRAIN.ts but no Mine_TEST.ts'
-    ):
-      load(name='Mine', manual_dir=str(other))
-    (other / 'Mine_TEST.ts').write_text('@data\n1,?!:3,4:a')
-    with self.assertRaisesRegex(ValueError, 'Mine_TEST.ts cannot be read'):
-      load(name='Mine', manual_dir=str(other))
+      self.same(want, self.mine(manual_dir=str(path)))
+    test, elsewhere = other / 'Mine_TEST.ts', {'manual_dir': str(other)}
+    test.unlink()
+    message = f'^{other} holds Mine_TRAIN.ts but no Mine_TEST.ts'
+    self.refuses(message, FileNotFoundError, **elsewhere)
+    test.write_text('@data\n1,?!:3,4:a')
+    self.refuses('Mine_TEST.ts cannot be read', **elsewhere)
 
   def test_the_directory_may_be_the_folder_of_arrays(self):
     sequence_files.write_archive(self.directory, 'Mine')
-    task = load(name='Mine', manual_dir=str(self.directory / 'Mine'))
-    want = load(name='Mine', manual_dir=str(self.directory))
-    for name, split in want.splits.items():
-      np.testing.assert_array_equal(split['x'], task.splits[name]['x'])
+    task = self.mine(manual_dir=str(self.directory / 'Mine'))
+    self.same(self.mine(), task)
 
   def test_a_failure_leaves_no_folder(self):
     datasets = importlib.import_module('aeon.datasets')
@@ -242,40 +219,31 @@ class TimeSeriesTest(absltest.TestCase):
     kept.mkdir()
     with mock.patch.object(datasets, 'load_classification', fail):
       for path in (kept, self.directory / 'new' / 'er'):
-        with self.assertRaises(ConnectionError):
-          load(name='EigenWorms', manual_dir=str(path))
+        data = {'name': 'EigenWorms', 'manual_dir': str(path)}
+        self.refuses('', ConnectionError, **data)
     self.assertEqual(list(self.directory.iterdir()), [kept])
     self.assertEmpty(list(kept.iterdir()))
 
   @pytest.mark.slow
   def test_a_damaged_file_is_named(self):
-    folder = self.directory / 'BasicMotions'
-    folder.mkdir()
-    head = (
-        '@problemName X\n@timeStamps false\n@missing false\n@univariate false\n'
-        '@dimension 2\n@equalLength true\n@seriesLength 2\n'
-        '@classLabel true a b\n@data\n'
-    )
-    train, test = (
-        folder / f'BasicMotions_{split}.ts' for split in ('TRAIN', 'TEST')
-    )
+    damaged = 'Mine_TRAIN.ts cannot be read'
     # aeon raises an OSError for the first, and returns nothing for the others.
-    for content, message in (
-        (head + '1,2:3,4:a\n1,2:b\n', 'BasicMotions_TRAIN.ts cannot be read'),
-        (head, 'BasicMotions_TRAIN.ts cannot be read: it has no series'),
-        ('', 'BasicMotions_TRAIN.ts cannot be read: it has no series'),
+    for rows, message in (
+        ('1,2:3,4:a\n1,2:b', damaged),
+        ('', f'{damaged}: it has no series'),
     ):
-      train.write_text(content)
-      test.write_text(content)
-      with self.assertRaisesRegex(ValueError, message):
-        load(name='BasicMotions', manual_dir=str(self.directory))
+      for split in ('TRAIN', 'TEST'):
+        path = self.write_text(split, '@dimension 2\n', rows)
+      self.refuses(message)
+    path.with_name('Mine_TRAIN.ts').write_text('')
+    self.refuses(f'{damaged}: it has no series')
 
   def test_no_network(self):
     datasets = importlib.import_module('aeon.datasets')
     error = ValueError('Could not download files for EigenWorms')
     with mock.patch.object(datasets, 'load_classification', side_effect=error):
-      with self.assertRaisesRegex(ConnectionError, 'EigenWorms does not come'):
-        load(name='EigenWorms')
+      data = {'name': 'EigenWorms', 'manual_dir': ''}
+      self.refuses('EigenWorms does not come', ConnectionError, **data)
 
   def test_without_aeon(self):
     with mock.patch.dict('sys.modules', {'aeon': None}):

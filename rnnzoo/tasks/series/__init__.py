@@ -1,9 +1,8 @@
 """Sequences of numbers: your own, archives of time series, forecasts.
 
-sequence_task    the core of such tasks
+sequence_task    the core of such tasks; inputs of a trained model, checked
 answers          classes or numbers, of a sequence or of each step
 sequences        your own .npz files: npz, sequence_arrays, sequence_checks
-sequence_inputs  inputs of a trained model, checked
 time_series      the UEA and UCR archives; uea reads them
 har              human activity recognition, UCI HAR
 lorenz           forecasts of the Lorenz system

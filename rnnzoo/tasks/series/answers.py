@@ -1,13 +1,24 @@
 """Answers of a sequence model: classes or numbers, with losses and metrics.
 
 Both kinds can be asked of a sequence or of each of its steps: the leading axes
-are [B] or [B, T].
+are [B] or [B, T]. Both kinds have
+
+  metrics       the metrics, the main one first
+  out_features  numbers that the model gives for an answer
+  shift         numbers taken off answers before float32 rounds them, [D]
+  evaluate      losses, scores and predictions, with the leading axes, of
+                outputs [..., out_features], answers and a smoothing of labels
+  predict       predictions from the model's outputs
+  measure       results that are no means, of arrays of one leading axis
+  describe      numbers about answers of one leading axis
+  report        their part in the report of a run
+  arguments     the argument of `restore`, which JSON can hold
 
 Dimensions: B batch, T time, D numbers of an answer.
 """
 
-import abc
 from collections.abc import Mapping, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -17,63 +28,8 @@ import numpy as np
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import sequence_arrays
 
-Array = jax.Array | np.ndarray
 
-METRICS = (
-    protocol.Metric('mse', higher_is_better=False, form='.4g'),
-    protocol.Metric('mae', higher_is_better=False, form='.4g'),
-)
-
-
-class Answers(abc.ABC):
-  """The kind of the answers.
-
-  Attributes:
-    metrics: the metrics, the main one first.
-    out_features: numbers that the model gives for an answer.
-    shift: numbers taken off answers before float32 rounds them, [D].
-  """
-
-  metrics: tuple[protocol.Metric, ...]
-  out_features: int
-  shift: np.ndarray = np.zeros(1)
-
-  @abc.abstractmethod
-  def evaluate(
-      self, outputs: jax.Array, y: Array, smoothing: float
-  ) -> protocol.Evaluation:
-    """Returns losses, scores and predictions, each with the leading axes.
-
-    Args:
-      outputs: outputs of the model, [..., out_features].
-      y: the right answers.
-      smoothing: the smoothing of labels.
-    """
-
-  @abc.abstractmethod
-  def predict(self, outputs: jax.Array) -> jax.Array:
-    """Returns predictions from the model's outputs."""
-
-  @abc.abstractmethod
-  def describe(self, y: np.ndarray) -> dict[str, Any]:
-    """Returns numbers about a split's answers, which have one leading axis."""
-
-  @abc.abstractmethod
-  def arguments(self) -> dict[str, list[Any]]:
-    """Returns the argument of `restore`, which JSON can hold."""
-
-  def measure(self, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
-    """Returns results that are no means, from arrays of one leading axis."""
-    del y, predictions
-    return {}
-
-  def report(self, results: Sequence[Mapping[str, Any]]) -> protocol.Report:
-    """Returns the part of the answers in the report of a run."""
-    del results
-    return protocol.Report()
-
-
-class Classes(Answers):
+class Classes:
   """One of several classes; y is int32.
 
   Args:
@@ -81,6 +37,7 @@ class Classes(Answers):
   """
 
   metrics = protocol.METRICS
+  shift = np.zeros(1)
 
   def __init__(self, names: Sequence[str]):
     self.names = tuple(names)
@@ -88,9 +45,6 @@ class Classes(Answers):
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     return protocol.evaluation(outputs, y, smoothing)
-
-  def arguments(self) -> dict[str, list[Any]]:
-    return {'names': list(self.names)}
 
   def predict(self, outputs) -> jax.Array:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
@@ -105,8 +59,11 @@ class Classes(Answers):
   def report(self, results) -> protocol.Report:
     return protocol.confusions_report(results, self.names)
 
+  def arguments(self) -> dict[str, Any]:
+    return {'names': list(self.names)}
 
-class Numbers(Answers):
+
+class Numbers:
   """Numbers; y is float32 [..., D], less the shift.
 
   The model's outputs count in deviations from the mean of the training answers,
@@ -132,10 +89,12 @@ class Numbers(Answers):
     self.out_features = len(self.mean)
     exponent = int(np.frexp(self.deviation.max())[1])
     self._unit = 2.0 ** exponent if abs(exponent) > 40 else 1.0
-    mse, mae = METRICS
+    metric = functools.partial(
+        protocol.Metric, higher_is_better=False, form='.4g'
+    )
     self.metrics = (
-        mse._replace(unit=self._unit**2),
-        mae._replace(unit=self._unit),
+        metric('mse', unit=self._unit**2),
+        metric('mae', unit=self._unit),
     )
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
@@ -152,21 +111,31 @@ class Numbers(Answers):
         predictions=self.predict(outputs),
     )
 
-  def arguments(self) -> dict[str, list[Any]]:
+  def predict(self, outputs) -> jax.Array:
+    return outputs.astype(jnp.float32) * self.deviation + self.mean
+
+  def measure(self, y, predictions) -> dict[str, Any]:
+    del y, predictions
+    return {}
+
+  def describe(self, y) -> dict[str, Any]:
+    return {'answers': sequence_arrays.statistics(y)}
+
+  def report(self, results) -> protocol.Report:
+    del results
+    return protocol.Report()
+
+  def arguments(self) -> dict[str, Any]:
     return {
         'mean': self.mean.tolist(),
         'deviation': self.deviation.tolist(),
         'shift': self.shift.tolist(),
     }
 
-  def predict(self, outputs) -> jax.Array:
-    return outputs.astype(jnp.float32) * self.deviation + self.mean
 
-  def describe(self, y) -> dict[str, Any]:
-    return {'answers': sequence_arrays.statistics(y)}
+Answers = Classes | Numbers
 
 
 def restore(arguments: Mapping[str, Any]) -> Answers:
-  """Returns the answers of which `Answers.arguments` returned this."""
-  kind = Classes if 'names' in arguments else Numbers
-  return kind(**arguments)
+  """Returns the answers of which `arguments` returned this."""
+  return (Classes if 'names' in arguments else Numbers)(**arguments)

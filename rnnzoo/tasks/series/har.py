@@ -23,7 +23,6 @@ References:
 
 from collections.abc import Mapping
 import pathlib
-import types
 from typing import Literal
 import warnings
 
@@ -48,19 +47,17 @@ SIGNALS = tuple(
     for axis in 'xyz'
 )
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {**sequence_task.RULES, 'manual_dir': fields.text()}
-)
+_RULES: Mapping[str, fields.Rule] = {
+    **sequence_task.RULES,
+    'manual_dir': fields.text(),
+}
 
 
 class HumanActivity(sequence_task.SequenceTask):
   """An activity a window."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_har.py`.
+    """Reads the data of a config as in `configs/base_har.py`.
 
     Raises:
       ValueError: a field or a file holds something that cannot be.
@@ -88,26 +85,21 @@ class HumanActivity(sequence_task.SequenceTask):
           data.split_seed,
           stratify=True,
       )
-    names = ('train', 'validation', 'test')
-    super().__init__(config, name, {name: splits[name] for name in names}, kind)
+    super().__init__(config, name, splits, kind)
 
 
 def read(
     directory: pathlib.Path, split: str
 ) -> tuple[sequence_arrays.Sequences, np.ndarray]:
-  """Returns (windows with activities from 1, people [N]).
+  """Returns (windows with activities from 1, people [N]) of 'train' or 'test'.
 
-  Args:
-    directory: the folder 'UCI HAR Dataset', or one that holds it.
-    split: 'train' or 'test'.
+  The directory is the folder 'UCI HAR Dataset', or one that holds it.
 
   Raises:
     FileNotFoundError: a file is missing.
     ValueError: a file is not as it should be; the message names it.
   """
-  if (directory / _FOLDER).is_dir():
-    directory = directory / _FOLDER
-  folder = directory / split
+  folder = _root(directory) / split
   columns: list[np.ndarray] = []
   for signal in SIGNALS:
     path = folder / 'Inertial Signals' / f'{signal}_{split}.txt'
@@ -131,6 +123,11 @@ def read(
   arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
   form = npz.Form('classification', missing='never')
   return npz.parse(arrays, form, str(folder)), people
+
+
+def _root(directory: pathlib.Path) -> pathlib.Path:
+  folder = directory / _FOLDER
+  return folder if folder.is_dir() else directory
 
 
 def _human_activity(data: ml_collections.ConfigDict):
@@ -180,9 +177,7 @@ def _human_activity(data: ml_collections.ConfigDict):
 
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   """Returns the names of activities, whose labels are such as '1'."""
-  if (directory / _FOLDER).is_dir():
-    directory = directory / _FOLDER
-  path = directory / 'activity_labels.txt'
+  path = _root(directory) / 'activity_labels.txt'
   if not path.is_file():
     raise FileNotFoundError(f'{path} is missing')
   try:

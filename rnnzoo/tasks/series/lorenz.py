@@ -13,7 +13,6 @@ References:
 """
 
 from collections.abc import Mapping
-import types
 
 import ml_collections
 import numpy as np
@@ -35,19 +34,17 @@ _MOST_BYTES = 2**32
 # Steps of blocks that take some ten seconds, which is told.
 _MANY_STEPS = 10**5
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'standardize': fields.flag(),
-        'num_train': fields.integer(1, 10**6),
-        'num_validation': fields.integer(1, 10**6),
-        'num_test': fields.integer(1, 10**6),
-        'length': fields.integer(1, 10**6),
-        'interval': fields.number(0, 1, above=True),
-        'horizon': fields.integer(1, 10**4),
-        'noise': fields.number(0),
-        'data_seed': fields.seed(),
-    }
-)
+_RULES: Mapping[str, fields.Rule] = {
+    'standardize': fields.flag(),
+    'num_train': fields.integer(1, 10**6),
+    'num_validation': fields.integer(1, 10**6),
+    'num_test': fields.integer(1, 10**6),
+    'length': fields.integer(1, 10**6),
+    'interval': fields.number(0, 1, above=True),
+    'horizon': fields.integer(1, 10**4),
+    'noise': fields.number(0),
+    'data_seed': fields.seed(),
+}
 
 
 class Lorenz(sequence_task.SequenceTask):
@@ -59,10 +56,7 @@ class Lorenz(sequence_task.SequenceTask):
   """
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the data.
-
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_lorenz.py`.
+    """Makes the data of a config as in `configs/base_lorenz.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or the trajectories
@@ -72,11 +66,18 @@ class Lorenz(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config, are_classes=False)
     sizes = (data.num_train, data.num_validation, data.num_test)
-    _check_size(sum(sizes), data.length + data.horizon)
+    count, length = sum(sizes), data.length + data.horizon
+    most = _MOST_BYTES // (3 * 8)  # States, of three numbers.
+    if count * length > most:
+      raise ValueError(
+          'config.data.num_train, num_validation and num_test are'
+          f' {count:,} trajectories, of length + horizon = {length:,} states:'
+          f' their {24 * count * length:,} bytes are more than'
+          f' {_MOST_BYTES:,}. Either {most // length:,} trajectories of such a'
+          f' length would do, or {most // count:,} states of so many'
+      )
     rng = np.random.RandomState(data.data_seed)
-    paths = trajectories(
-        rng, sum(sizes), data.length + data.horizon, data.interval
-    )
+    paths = trajectories(rng, count, length, data.interval)
     seen = paths[:, : data.length]
     if data.noise:
       seen = seen + data.noise * rng.standard_normal(seen.shape)
@@ -85,12 +86,10 @@ class Lorenz(sequence_task.SequenceTask):
         np.full(len(seen), data.length, np.int32),
         paths[:, data.horizon :].astype(np.float32),
     )
-    bounds = np.cumsum((0, *sizes))
+    parts = np.split(np.arange(count), np.cumsum(sizes)[:-1])
     splits = {
-        name: whole.rows(np.arange(start, stop))
-        for name, start, stop in zip(
-            ('train', 'validation', 'test'), bounds, bounds[1:], strict=False
-        )
+        name: whole.rows(part)
+        for name, part in zip(sequence_arrays.SPLITS, parts, strict=True)
     }
     statistics = np.zeros(3), np.ones(3)
     if data.standardize:
@@ -145,19 +144,6 @@ def trajectories(
       for _ in range(inner):
         state = _runge_kutta(state, interval / inner)
   return found
-
-
-def _check_size(count: int, length: int) -> None:
-  """Raises ValueError if trajectories of so many states are too large."""
-  most = _MOST_BYTES // (3 * 8)  # States, of three numbers.
-  if count * length > most:
-    raise ValueError(
-        f'config.data.num_train, num_validation and num_test are {count:,}'
-        f' trajectories, of length + horizon = {length:,} states: their'
-        f' {24 * count * length:,} bytes are more than {_MOST_BYTES:,}. Either'
-        f' {most // length:,} trajectories of such a length would do, or'
-        f' {most // count:,} states of so many'
-    )
 
 
 def velocity(state: np.ndarray) -> np.ndarray:

@@ -30,7 +30,6 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
 _NAMES = ('x', 'steps', 'y', 'lengths')
-KINDS = ('classification', 'regression')
 
 
 class Form(NamedTuple):
@@ -61,13 +60,13 @@ def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
 
 def _hint(name: str) -> str:
   """Returns the name that an array which nothing reads may be meant for."""
-  words = name.lower().replace('_', ' ').replace('-', ' ').split()
-  if any(word in ('mask', 'masks', 'valid', 'padding') for word in words):
+  words = set(name.lower().replace('_', ' ').replace('-', ' ').split())
+  if words & {'mask', 'masks', 'valid', 'padding'}:
     return (
         "; how many steps of each sequence are valid is the array 'lengths',"
         ' int [N], such as mask.sum(axis=1)'
     )
-  if any(word in ('length', 'lengths', 'len', 'lens') for word in words):
+  if words & {'length', 'lengths', 'len', 'lens'}:
     return "; call it 'lengths' if it says how many steps are valid"
   return ''
 
@@ -75,33 +74,26 @@ def _hint(name: str) -> str:
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
-  """Returns the sequences of arrays as a file has them.
-
-  Args:
-    arrays: arrays by name.
-    form: the form they must have.
-    name: the file's name, for errors.
+  """Returns the sequences of a file's arrays; its name is for errors.
 
   Raises:
     ValueError: the arrays do not have this form.
   """
   _check_names(list(arrays), name)
-  if 'x' in arrays:
-    x, lengths = _padded_x(arrays, name)
-  else:
-    x, lengths = _concatenated_x(arrays, name)
+  steps = 'x' if 'x' in arrays else 'steps'
+  read_steps = _padded_x if steps == 'x' else _concatenated_x
+  x, lengths = read_steps(arrays, name)
   y = _answers(arrays, form, x.shape[:2], lengths, name)
-  place = f"{name}: {'x' if 'x' in arrays else 'steps'}"
-  x = checked(x, lengths, form.missing, place)
+  x = checked(x, lengths, form.missing, f'{name}: {steps}')
   found = sequence_arrays.Sequences(x, lengths, y)
-  valid = found.valid() if form.every_step else np.ones(len(y), bool)
+  known = found.known(form.every_step)
   if form.kind == 'regression':
-    y = y if y.ndim == (3 if form.every_step else 2) else y[..., None]
-    check_values(y, valid, f'{name}: y')
-    y = sequence_arrays.narrow(y, valid)
+    y = y if y.ndim > known.ndim else y[..., None]
+    check_values(y, known, f'{name}: y')
+    y = sequence_arrays.narrow(y, known)
   if form.every_step:
     y = y.copy()
-    y[~valid] = np.zeros((), y.dtype)
+    y[~known] = np.zeros((), y.dtype)
   if form.kind == 'classification':
     y = _labels(y, name)
   return found._replace(y=y)
@@ -112,11 +104,7 @@ def checked(
 ) -> np.ndarray:
   """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
 
-  Args:
-    x: numbers of any kind.
-    lengths: steps of each sequence, int [N].
-    missing: the `missing` of `Form`.
-    name: name of the data and the array.
+  Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
 
   Raises:
     ValueError: a valid step has no finite number in float32.
@@ -232,14 +220,7 @@ def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
 
 def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N])."""
-  x = arrays['x']
-  _check_numeric(x, f'{name}: x')
-  if x.ndim not in (2, 3) or 0 in x.shape:
-    raise ValueError(
-        f'{name}: x must be [N, T, F] or [N, T], with none of them 0; its shape'
-        f' is {list(x.shape)}'
-    )
-  x = x if x.ndim == 3 else x[..., None]
+  x = _with_columns(arrays['x'], ('N', 'T'), f'{name}: x')
   if 'lengths' not in arrays:
     return x, np.full(len(x), x.shape[1], np.int32)
   lengths = arrays['lengths']
@@ -253,13 +234,7 @@ def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N]) of steps [total, F]."""
-  steps = arrays['steps']
-  _check_numeric(steps, f'{name}: steps')
-  if steps.ndim not in (1, 2) or 0 in steps.shape:
-    raise ValueError(
-        f'{name}: steps must be [total, F] or [total], with none of them 0; its'
-        f' shape is {list(steps.shape)}'
-    )
+  steps = _with_columns(arrays['steps'], ('total',), f'{name}: steps')
   if 'lengths' not in arrays:
     raise ValueError(f'{name}: steps need lengths, int [N]')
   lengths = _lengths(arrays['lengths'], len(steps), name)
@@ -268,12 +243,25 @@ def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
         f'{name}: lengths must sum to the {len(steps)} rows of steps; they sum'
         f' to {lengths.sum()}'
     )
-  steps = steps if steps.ndim == 2 else steps[:, None]
   try:
     x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
   except ValueError as error:
     raise ValueError(f'{name}: {error}') from error
   return x, lengths
+
+
+def _with_columns(
+    array: np.ndarray, axes: Sequence[str], name: str
+) -> np.ndarray:
+  """Returns real numbers with an axis of columns behind the others."""
+  _check_numeric(array, name)
+  if array.ndim - len(axes) not in (0, 1) or 0 in array.shape:
+    words = ', '.join(axes)
+    raise ValueError(
+        f'{name} must be [{words}, F] or [{words}], with none of them 0; its'
+        f' shape is {list(array.shape)}'
+    )
+  return array if array.ndim > len(axes) else array[..., None]
 
 
 def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
@@ -305,37 +293,30 @@ def _answers(
         f' got {y.dtype}. Numbers to predict need'
         " --config.data.kind='regression'"
     )
-  expected = shape if form.every_step else shape[:1]
-  words = '[N, T]' if form.every_step else '[N]'
-  if form.every_step and 'steps' in arrays:
-    expected, words = (int(lengths.sum()),), '[total]'
-  more = y.ndim - len(expected)
-  is_right = y.shape[: len(expected)] == expected and (
-      more == 0 or (form.kind == 'regression' and more == 1 and y.shape[-1])
-  )
-  if not is_right:
-    or_more = ''
-    if form.kind == 'regression':
-      or_more = f' or {words[:-1]}, D]'
+  expected, words = shape[:1], 'N'
+  is_flat = form.every_step and 'steps' in arrays
+  if is_flat:
+    expected, words = (int(lengths.sum()),), 'total'
+  elif form.every_step:
+    expected, words = shape, 'N, T'
+  more = y.shape[len(expected) :]
+  allowed = (0, 1) if form.kind == 'regression' else (0,)
+  if y.shape[: len(expected)] != expected or not (
+      len(more) in allowed and all(more)
+  ):
+    or_more = f' or [{words}, D]' if form.kind == 'regression' else ''
     raise ValueError(
-        f'{name}: y must be {words}{or_more}, here {list(expected)}, for'
+        f'{name}: y must be [{words}]{or_more}, here {list(expected)}, for'
         f' config.data.every_step={form.every_step}; its shape is'
         f' {list(y.shape)}'
     )
-  if form.every_step and 'steps' in arrays:
+  if is_flat:
     y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
   return y
 
 
 def _labels(y: np.ndarray, name: str) -> np.ndarray:
-  """Returns labels in a type that fits the labels of any other file.
-
-  Returns:
-    Text as str, integers as int64, booleans as they are.
-
-  Raises:
-    ValueError: UTF-8 cannot hold text, or an integer is beyond int64.
-  """
+  """Returns text as str, integers as int64 and booleans as they are."""
   if y.dtype.kind == 'S':
     try:
       return np.char.decode(y, 'utf-8')
@@ -396,10 +377,9 @@ def check_values(
   advice = remedy or (advice if np.isnan(values[place]) else '')
   advice = f'; {advice}' if advice else ''
   number = f' ({int(wrong.sum())} such values)' if is_counted else ''
-  axes: tuple[str, ...] = ('sequence', 'step', 'column')
-  if len(place) == 2:
-    axes = ('sequence', 'column')
-  words = [f'{axis} {i}' for axis, i in zip(axes, place, strict=True)]
+  steps = ('step',) * (len(place) - 2)
+  axes = zip(('sequence', *steps, 'column'), place, strict=True)
+  words = [f'{axis} {i}' for axis, i in axes]
   raise ValueError(
       f'{name} must be finite in float32; {", ".join(words)} is'
       f' {values[place]}{number}{advice}'

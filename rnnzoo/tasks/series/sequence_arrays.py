@@ -11,6 +11,7 @@ import numpy as np
 
 from rnnzoo.tasks import protocol
 
+SPLITS = ('train', 'validation', 'test')
 # float32 has a millionth of a deviation so many deviations from zero.
 _FAR_FROM_ZERO = 16
 # Steps among which close values are looked for: random ones rarely are.
@@ -39,6 +40,10 @@ class Sequences(NamedTuple):
     """Returns which steps are no padding, bool [N, T]."""
     return np.arange(self.x.shape[1]) < self.lengths[:, None]
 
+  def known(self, every_step: bool) -> np.ndarray:
+    """Returns which answers are no padding: bool [N], or [N, T] of steps."""
+    return self.valid() if every_step else np.ones(len(self.y), bool)
+
 
 def pad(
     sequences: Sequence[np.ndarray], length: int | None = None
@@ -64,11 +69,9 @@ def pad(
 
 
 def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
-  """Returns the sequences of all parts, padded to the longest.
+  """Returns the sequences of parts of equal F, padded to the longest.
 
-  Args:
-    parts: sequences with an equal F.
-    every_step: whether y has an axis of time.
+  With `every_step` y has an axis of time.
   """
   parts = list(parts)
   time = max(part.x.shape[1] for part in parts)
@@ -93,12 +96,8 @@ def standardization(
   """Returns (mean less shift [F], deviation [F]) over valid steps, without NaN.
 
   The deviation is 1 for a column that is constant, or whose deviation float32
-  cannot hold as a normal number.
-
-  Args:
-    values: numbers [N, T, F], or [N, F].
-    valid: whether a step counts, bool [N, T], or [N].
-    shift: a result of `shift_of`.
+  cannot hold as a normal number. Values are [N, T, F], `valid` is bool [N, T],
+  and `shift` is by `shift_of`; where there are no steps, T is left out.
   """
   steps = values[valid]
   origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
@@ -165,10 +164,7 @@ def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
   It is 0, but for columns of which steps that differ would become equal, and
   for columns so far from zero that few digits would be left of their changes.
-
-  Args:
-    values: numbers [N, T, F], or [N, F], within float32's range.
-    valid: whether a step counts, bool [N, T], or [N].
+  Values, within float32's range, and `valid` are as in `standardization`.
   """
   if np.can_cast(values.dtype, np.float32):
     return np.zeros(values.shape[-1])
@@ -196,9 +192,8 @@ def lost_steps(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns how many of steps [S, F] (differ no more, differ) from one nearby.
 
-  Args:
-    steps: steps as they were read.
-    seen: steps as a model gets them, their order of size unchanged.
+  Steps are as they were read, and `seen` as a model gets them, in the same
+  order of size.
   """
 
   def ordered(values):
@@ -218,10 +213,10 @@ def complete_splits(
     seed: int,
     stratify: bool,
 ) -> dict[str, Sequences]:
-  """Returns all splits; missing ones are split off from 'train'.
+  """Returns 'train', 'validation' and 'test', as far as they are to be there.
 
   Args:
-    splits: 'train' and maybe others.
+    splits: 'train' and maybe others; missing ones are split off from 'train'.
     fractions: shares of 'train' as it is given, by the names of the splits that
       are to be there.
     seed: the seed of `split_off`.
@@ -234,16 +229,26 @@ def complete_splits(
   total = len(splits['train'].x)
   fractions = {k: v for k, v in fractions.items() if k not in splits}
   if empty := _empty_split(total, fractions):
+    named = ' and '.join(
+        f'config.data.{k}_fraction={part}' for k, part in fractions.items()
+    )
+    least = int(0.5 / min(fractions.values()))
+    # Not told for very many.
+    enough = (
+        f'{count} sequences at least, or '
+        for count in range(least, least + 1000)
+        if not _empty_split(count, fractions)
+    )
     raise ValueError(
         f'{total} training sequences cannot be split: {empty} would be empty'
-        f' by {_named(fractions)}; give {_needed(fractions)}other fractions'
+        f' by {named}; give {next(enough, "")}other fractions'
     )
   for name, fraction in fractions.items():
     train = found['train']
     groups = train.y if stratify else np.zeros(len(train.x), np.int32)
     rest, part = split_off(groups, round(total * fraction), seed)
     found['train'], found[name] = train.rows(rest), train.rows(part)
-  return found
+  return {name: found[name] for name in SPLITS if name in found}
 
 
 def _empty_split(total: int, fractions: Mapping[str, float]) -> str:
@@ -251,21 +256,6 @@ def _empty_split(total: int, fractions: Mapping[str, float]) -> str:
   sizes = {name: round(total * part) for name, part in fractions.items()}
   sizes['train'] = total - sum(sizes.values())
   return next((name for name, size in sizes.items() if size < 1), '')
-
-
-def _named(fractions: Mapping[str, float]) -> str:
-  return ' and '.join(
-      f'config.data.{name}_fraction={part}' for name, part in fractions.items()
-  )
-
-
-def _needed(fractions: Mapping[str, float]) -> str:
-  """Returns in words how many sequences are enough, '' for very many."""
-  least = int(0.5 / min(fractions.values()))
-  for total in range(least, least + 1000):
-    if not _empty_split(total, fractions):
-      return f'{total} sequences at least, or '
-  return ''
 
 
 def split_off(

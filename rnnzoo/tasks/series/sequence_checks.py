@@ -3,7 +3,7 @@
 Dimensions: N sequences, T time, F columns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import hashlib
 from typing import Any
 
@@ -28,32 +28,25 @@ def check_fit(
 ) -> None:
   """Raises ValueError unless two parts agree in columns and kind of answers.
 
-  Sequences may be longer in one part.
-
-  Args:
-    name: name of the file or split, for the message.
-    part: sequences of this file or split, with labels of any kind.
-    first_name: name of the file or split to compare with.
-    first: sequences to compare with.
-    every_step: whether there is an answer for every step.
+  Sequences may be longer in one part, and labels of any kind. The names, of
+  files or splits, are for the message.
   """
   if part.x.shape[-1] != first.x.shape[-1]:
     raise ValueError(
         f'{name}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
         f' {first_name}'
     )
-  kinds = [
-      'text' if y.dtype.kind in 'US' else 'numbers' for y in (part.y, first.y)
-  ]
+  pair = part.y, first.y
+  kinds = ['text' if y.dtype.kind in 'US' else 'numbers' for y in pair]
   if kinds[0] != kinds[1]:
     raise ValueError(
         f'{name}: y holds {kinds[0]}, but {kinds[1]} in {first_name}'
     )
-  time_axes = 2 if every_step else 1
-  if part.y.shape[time_axes:] != first.y.shape[time_axes:]:
+  sizes = [list(y.shape[2 if every_step else 1 :]) for y in pair]
+  if sizes[0] != sizes[1]:
     raise ValueError(
-        f'{name}: y has {list(part.y.shape[time_axes:])} numbers an answer, but'
-        f' {list(first.y.shape[time_axes:])} in {first_name}'
+        f'{name}: y has {sizes[0]} numbers an answer, but {sizes[1]} in'
+        f' {first_name}'
     )
 
 
@@ -65,19 +58,13 @@ def check_splits(
   """Raises ValueError unless a model of 'train' can answer all splits.
 
   Each must fit 'train' by `check_fit`, and have one of its classes at least.
-
-  Args:
-    splits: 'train', 'validation', 'test'.
-    answers: the kind of answers.
-    every_step: whether there is an answer for every step.
   """
   train = splits['train']
   for name, split in splits.items():
     check_fit(name, split, 'train', train, every_step)
     if isinstance(answers, answers_lib.Classes):
       found, known = (
-          np.unique(part.y[part.valid()] if every_step else part.y)
-          for part in (split, train)
+          np.unique(part.y[part.known(every_step)]) for part in (split, train)
       )
       if not np.isin(found, known).any():
         named = lambda y: _names('class', [answers.names[i] for i in y])
@@ -184,25 +171,18 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns numbers about data, for report.json.
 
-  Args:
-    splits: 'train', 'validation', 'test'.
-    answers: the kind of answers.
-    every_step: whether there is an answer for every step.
-
-  Returns:
-    'splits' with lengths and answers of each, 'columns' with statistics of each
-    column over the valid training steps, 'warnings' with sentences.
+  'splits' has lengths and answers of each, 'columns' statistics of each column
+  over the valid training steps, 'warnings' sentences.
   """
   found: dict[str, Any] = {'splits': {}}
   for name, split in splits.items():
-    y = split.y[split.valid()] if every_step else split.y
     found['splits'][name] = {
         'sequences': len(split.x),
         'shortest': int(split.lengths.min()),
         'mean_length': float(split.lengths.mean()),
         'longest': int(split.lengths.max()),
         'missing': int(np.isnan(split.x[split.valid()]).sum()),
-        **answers.describe(y),
+        **answers.describe(split.y[split.known(every_step)]),
     }
   train = splits['train']
   found['columns'] = sequence_arrays.statistics(train.x[train.valid()])
@@ -218,23 +198,17 @@ def summarize(
 
 
 def lines(name: str, summary: Mapping[str, Any]) -> list[str]:
-  """Returns the lines to print of a summary.
-
-  Args:
-    name: name of the data.
-    summary: a result of `summarize`.
-  """
+  """Returns the lines to print of data's name and summary by `summarize`."""
   splits = summary['splits']
   sizes = ', '.join(f'{split["sequences"]} {n}' for n, split in splits.items())
   shortest = min(split['shortest'] for split in splits.values())
   longest = max(split['longest'] for split in splits.values())
   mean = splits['train']['mean_length']
-  length = str(longest)
-  if shortest < longest:
-    length = f'{shortest} to {longest} (mean {mean:.1f})'
-  columns = len(summary['columns'])
+  length = f'{shortest} to {longest} (mean {mean:.1f})'
   text = [
-      f'data: {name}: {sizes} sequences of {length} steps, {columns} column(s)'
+      f'data: {name}: {sizes} sequences of'
+      f' {length if shortest < longest else longest} steps,'
+      f' {len(summary["columns"])} column(s)'
   ]
   if classes := splits['train'].get('classes'):
     total = sum(classes.values())
@@ -251,18 +225,16 @@ def _column_warnings(
     columns: list[dict[str, Any]], of: str, dtype: np.dtype
 ) -> list[str]:
   """Returns warnings about columns of x, or of y, where `of` is ' of y'."""
-  constant = [
-      i
-      for i, c in enumerate(columns)
-      if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION
-  ]
-  far = [
-      i
-      for i, c in enumerate(columns)
-      if i not in constant and abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']
-  ]
-  far = far if dtype == np.float32 else []  # Others are centred before.
-  found = []
+  constant, far, missing, found = [], [], [], []
+  for i, c in enumerate(columns):
+    if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION:
+      constant.append(i)
+    # Columns of other types are centred before.
+    elif dtype == np.float32:
+      if abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']:
+        far.append(i)
+    if c['missing']:
+      missing.append(i)
   if constant:
     found.append(
         f'constant in train: {_names("column", constant)}{of} (as float32)'
@@ -272,10 +244,10 @@ def _column_warnings(
         f'{_names("column", far)}{of}: so far from zero that float32 has few'
         ' digits left for what changes; subtract a constant first'
     )
-  if missing := sum(column['missing'] for column in columns):
-    rows = [i for i, column in enumerate(columns) if column['missing']]
+  if missing:
+    total = sum(column['missing'] for column in columns)
     found.append(
-        f'{missing} values of train are missing, in {_names("column", rows)};'
+        f'{total} values of train are missing, in {_names("column", missing)};'
         ' they count as the mean where columns are standardised, else as 0'
     )
   return found
@@ -284,36 +256,34 @@ def _column_warnings(
 def _class_warnings(splits: Mapping[str, Any]) -> list[str]:
   found = []
   for name, count in splits['train'].get('classes', {}).items():
-    others = [
-        f'{splits[split]["classes"][name]} of {split}'
-        for split in splits
-        if splits[split]['classes'][name]
-    ]
     if not count:
+      counts = [
+          (part['classes'][name], split) for split, part in splits.items()
+      ]
+      others = ' and '.join(f'{n} of {split}' for n, split in counts if n)
       found.append(
           f'the class {name!r} has no training example; it can never be right'
-          f' for {" and ".join(others)}'
+          f' for {others}'
       )
   return found
 
 
 def _repeated(splits: Mapping[str, sequence_arrays.Sequences]) -> list[str]:
   """Returns a warning for each split whose sequences training sees, too."""
-  seen = set(_digests(splits['train']))
-  found = []
-  for name, split in splits.items():
-    repeated = sum(digest in seen for digest in _digests(split))
-    if name != 'train' and repeated:
-      found.append(
-          f'{repeated} of {len(split.x)} sequences of {name} are in train, too'
-      )
-  return found
-
-
-def _digests(split: sequence_arrays.Sequences) -> Iterator[bytes]:
-  """Yields a short name of each sequence; equal ones have equal names."""
-  for sequence, length in zip(split.x, split.lengths, strict=True):
-    yield hashlib.blake2b(sequence[:length].tobytes(), digest_size=16).digest()
+  digests = {
+      name: [
+          hashlib.blake2b(x[:length].tobytes(), digest_size=16).digest()
+          for x, length in zip(split.x, split.lengths, strict=True)
+      ]
+      for name, split in splits.items()
+  }
+  seen = set(digests.pop('train'))
+  counts = {n: sum(d in seen for d in found) for n, found in digests.items()}
+  return [
+      f'{count} of {len(digests[name])} sequences of {name} are in train, too'
+      for name, count in counts.items()
+      if count
+  ]
 
 
 def _names(kind: str, items: Sequence[Any]) -> str:

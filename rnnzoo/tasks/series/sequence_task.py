@@ -7,31 +7,35 @@ Dimensions: N sequences of a split, B batch, T time, F columns.
 """
 
 from collections.abc import Mapping
-import types
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from rnnzoo import models
+from rnnzoo import settings
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
+from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
-from rnnzoo.tasks.series import sequence_inputs
 
 # Rules of `config.data`, in every task of this kind.
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'standardize': fields.flag(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
+RULES: Mapping[str, fields.Rule] = {
+    'standardize': fields.flag(),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'split_seed': fields.seed(),
+}
+
+_PAD = (
+    'pad sequences of several lengths: x, lengths ='
+    ' rnnzoo.tasks.series.sequence_arrays.pad(arrays), then'
+    " predict({'x': x, 'lengths': lengths})"
 )
 
 
@@ -81,14 +85,13 @@ class SequenceTask(protocol.Task):
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
     columns = train.x.shape[-1]
-    self._mean, self._deviation = np.zeros(columns), np.ones(columns)
     self.shift = np.zeros(columns)
+    statistics = np.zeros(columns), np.ones(columns)
     if config.data.standardize:
       given = train.x, train.valid()
       self.shift = sequence_arrays.shift_of(*given)
-      self._mean, self._deviation = sequence_arrays.standardization(
-          *given, self.shift
-      )
+      statistics = sequence_arrays.standardization(*given, self.shift)
+    self._mean, self._deviation = statistics
     lost: dict[str, Any] = {'': 0, ' of y': 0}
 
     def centre(of, values, valid, shift, *statistics):
@@ -99,14 +102,12 @@ class SequenceTask(protocol.Task):
 
     centred = {}
     for name, split in splits.items():
-      valid, y = split.valid(), split.y
+      x = centre('', split.x, split.valid(), self.shift, *statistics)
+      centred[name] = split._replace(x=x)
       if isinstance(answers, answers_lib.Numbers):
-        known = valid if every_step else np.ones(len(y), bool)
         of_y = answers.shift, answers.mean, answers.deviation
-        y = centre(' of y', y, known, *of_y)
-      of_x = self.shift, self._mean, self._deviation
-      x = centre('', split.x, valid, *of_x)
-      centred[name] = sequence_arrays.Sequences(x, split.lengths, y)
+        y = centre(' of y', split.y, split.known(every_step), *of_y)
+        centred[name] = centred[name]._replace(y=y)
     self.splits: Mapping[str, protocol.Examples] = {
         name: split._asdict() for name, split in centred.items()
     }
@@ -165,12 +166,7 @@ class SequenceTask(protocol.Task):
     task._are_ragged = described['are_ragged']
     return task
 
-  def build_model(self, rngs: nnx.Rngs) -> models.SequenceModel:
-    """Returns the model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
+  def build_model(self, rngs) -> models.SequenceModel:
     backbone = backbones.build(self._model, len(self._mean), rngs)
     return models.SequenceModel(
         backbone,
@@ -179,21 +175,11 @@ class SequenceTask(protocol.Task):
         rngs=rngs,
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns losses, scores and predictions of a batch.
 
     With answers at every step the losses and scores of a sequence are means
     over its steps, and it counts by their number.
-
-    Args:
-      model: a model of `build_model`.
-      examples: rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
     """
     # If no step is padding, a mask would only take time.
     lengths = examples['lengths'] if self._are_ragged else None
@@ -215,12 +201,10 @@ class SequenceTask(protocol.Task):
   def measure(self, model, split, predictions) -> dict[str, Any]:
     """Returns the metrics of all test answers that are no means."""
     del model
-    y = np.asarray(self.splits[split]['y'])
-    lengths = np.asarray(self.splits[split]['lengths'])
-    if self._every_step:
-      valid = np.arange(y.shape[1]) < lengths[:, None]
-      y, predictions = y[valid], predictions[valid]
-    return self.answers.measure(y, predictions)
+    parts: Any = self.splits[split]
+    whole = sequence_arrays.Sequences(**parts)
+    known = whole.known(self._every_step)
+    return self.answers.measure(whole.y[known], predictions[known])
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns the summary of the data, and the confusions of classes."""
@@ -228,7 +212,7 @@ class SequenceTask(protocol.Task):
     found = self.answers.report(results)
     return protocol.Report({**found.numbers, 'data': self.summary}, found.files)
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     """Returns inputs of `predict` as float32 and int32.
 
     Args:
@@ -244,7 +228,7 @@ class SequenceTask(protocol.Task):
       ValueError: the inputs are anything else, or are not finite; NaN is
         allowed where the data may have it, as by config.data.missing='zero'.
     """
-    return sequence_inputs.check(
+    return check_inputs(
         inputs,
         len(self._mean),
         self._have_missing,
@@ -253,7 +237,7 @@ class SequenceTask(protocol.Task):
         are_ragged=self._are_ragged,
     )
 
-  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
 
     With answers at every step there is an axis of time after B. Numbers lack
@@ -268,12 +252,12 @@ class SequenceTask(protocol.Task):
       inputs = {'x': inputs}
     x = inputs['centred' if 'centred' in inputs else 'x']
     if 'centred' not in inputs and self.shift.any():
-      sequence_inputs.warn_of_digits(x.dtype, self.shift)
+      _warn_of_digits(x.dtype, self.shift)
       x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
     outputs = self._outputs(model, x, inputs.get('lengths'))
     return self.answers.predict(outputs)
 
-  def in_units(self, predictions: Any) -> Any:
+  def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
     shift = self.answers.shift
     if not shift.any():
@@ -296,11 +280,8 @@ def check_model(
 ) -> None:
   """Raises ValueError for fields of `config.model` that cannot be.
 
-  A task calls it before it reads data, which takes a while.
-
-  Args:
-    config: a config with `model`.
-    are_classes: whether the answers are classes, whose labels may be smoothed.
+  A task calls it before it reads data, which takes a while. Labels of classes
+  alone may be smoothed.
   """
   backbones.check(config.model)
   fields.check(config.model, protocol.RULES, 'config.model')
@@ -309,3 +290,126 @@ def check_model(
         'config.model.label_smoothing must be 0 for answers that are numbers;'
         f' got {config.model.label_smoothing}'
     )
+
+
+def check_inputs(
+    inputs: Any,
+    columns: int,
+    allow_nan: bool,
+    has_field: bool = True,
+    *,
+    shift: np.ndarray | None = None,
+    are_ragged: bool = False,
+) -> Any:
+  """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
+
+  With lengths, steps beyond a sequence's end are zero. With a shift, x - shift
+  stands in a mapping as 'centred', and x does not.
+
+  Args:
+    inputs: x, or a mapping with 'x' and maybe 'lengths'.
+    columns: the number of columns, F, of the model.
+    allow_nan: whether x may hold NaN.
+    has_field: whether the task has the field `config.data.missing`, by which a
+      model is trained to take NaN.
+    shift: numbers taken off columns before float32 rounds them, [F]; None for
+      nothing.
+    are_ragged: whether training had sequences of several lengths.
+
+  Raises:
+    ValueError: the inputs are something else.
+  """
+  given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
+  if others := [key for key in given if key not in ('x', 'lengths')]:
+    hint = ''
+    if others[0] in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
+      hint = f"; call {others[0]!r} 'lengths'"
+    raise ValueError(
+        "inputs must have no keys but 'x' and 'lengths'; got"
+        f' {others[0]!r}{hint}'
+    )
+  if 'x' not in given:
+    raise ValueError("inputs must have the key 'x', an array [B, T, F]")
+  x = _x(given['x'], columns, has_field)
+  found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
+  if given.get('lengths') is not None:
+    lengths = found['lengths'] = array_inputs.counts(
+        given['lengths'],
+        'lengths',
+        *x.shape[:2],
+        of='the steps of x',
+        row='sequence',
+    )
+  valid = np.arange(x.shape[1]) < lengths[:, None]
+  remedy = "give {'x': x, 'lengths': lengths}, with "
+  told, unheld = sequence_checks.padding(x, lengths, remedy)
+  advice = "a model trained with config.data.missing='zero' takes NaN"
+  advice *= has_field
+  npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
+  x = np.where(valid[..., None], x, x.dtype.type(0))
+  shift = np.zeros(columns) if shift is None else shift
+  centred = sequence_arrays.centre(x, shift, valid)
+  if x.dtype.kind not in 'iu':
+    _warn_of_digits(x.dtype, shift)
+  lost = sequence_arrays.lost_steps(x[valid], centred[valid])
+  for sentence in (told if are_ragged else []) + sequence_checks.rounding(
+      *lost
+  ):
+    settings.warn(f'x: {sentence}')
+  if shift.any():
+    return {'centred': centred, **found}
+  return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
+
+
+def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
+  """Warns of x that float32 rounded before `shift` [F] was taken away."""
+  is_narrow = np.dtype(dtype).itemsize <= 4
+  for column in np.flatnonzero(abs(shift) > (0 if is_narrow else 2**53)):
+    settings.warn(
+        f'x is {np.dtype(dtype).name}, which has few digits left of column'
+        f' {column}, {shift[column]:g} from zero; give numpy arrays of'
+        f' {"float64 or " * is_narrow}int64, and not inside jax.jit'
+    )
+
+
+def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
+  """Returns x [B, T, F], in the dtype that was given."""
+  if isinstance(given, np.ma.MaskedArray):
+    hint = (
+        "; x.filled(nan) is for a model trained with config.data.missing='zero'"
+    )
+    raise ValueError(
+        'x must have no mask of numpy, which would be ignored'
+        + hint * has_field
+    )
+  try:
+    x = np.asarray(given)
+  except ValueError as error:
+    raise ValueError(
+        f'x must be one array [B, T, {columns}], not a list of arrays of'
+        f' several shapes; {_PAD}'
+    ) from error
+  if x.dtype == object:
+    raise ValueError(
+        f'x must be an array [B, T, {columns}] of numbers, not of Python'
+        f' objects; {_PAD}'
+    )
+  # bfloat16 is no kind that numpy knows: 'V'.
+  if x.dtype.kind not in 'iufb' and x.dtype.name != 'bfloat16':
+    raise ValueError(f'x must hold real numbers; got {x.dtype}')
+  if x.ndim != 3 or 0 in x.shape:
+    hint = ''
+    if x.ndim == 2 and x.shape[1] == columns:
+      hint = '; x[None] makes a batch of one sequence'
+    elif x.ndim == 2 and columns == 1:
+      hint = '; x[..., None] gives it its one column'
+    raise ValueError(
+        f'x must be [B, T, {columns}], with none of them 0; its shape is'
+        f' {list(x.shape)}{hint}'
+    )
+  if x.shape[2] != columns:
+    raise ValueError(
+        f'x must have {columns} columns, as the model was trained on; it has'
+        f' {x.shape[2]}, its shape [B, T, F] being {list(x.shape)}'
+    )
+  return x.astype(np.float32) if x.dtype.kind == 'V' else x

@@ -13,6 +13,11 @@ folder of files:
 Names such as Train.npz, val.npz or mine_test.npz are refused, since they look
 like splits and would be parts of the whole.
 
+`config.data.source` can name a classification set of TFDS instead. An image is
+a sequence of its rows or of its pixels; numbers [T, F] are as they are, and [F]
+is a sequence of single numbers. More axes than two are flattened into F.
+Sequences may end at different steps.
+
 A missing validation or test split is split off the training data, by
 `split_seed`, `validation_fraction` and `test_fraction`; with one class a
 sequence, each class gives about an equal share.
@@ -21,7 +26,7 @@ sequence, each class gives about an equal share.
 from collections.abc import Mapping, Sequence
 import pathlib
 import re
-import types
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -33,41 +38,33 @@ from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 from rnnzoo.tasks.series import sequence_task
-from rnnzoo.tasks.series import tfds_sequences
 
-_SPLITS = ('train', 'validation', 'test')
 # Words, and beginnings of words, in names of files that look like splits.
 _LIKE_SPLITS = ('trn', 'val', 'vali', 'dev', 'eval', 'evaluation', 'tst')
 _BEGINNINGS = ('train', 'valid', 'test')
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        **sequence_task.RULES,
-        'source': fields.Rule(
-            "'files' or 'tfds:<name>'",
-            lambda value: value == 'files'
-            or (isinstance(value, str) and tfds_sets.is_source(value)),
-        ),
-        'data_dir': fields.text(),
-        'sequence': fields.one_of(tfds_sequences.READINGS),
-        'path': fields.text(),
-        'kind': fields.one_of(npz.KINDS),
-        'every_step': fields.flag(),
-        'missing': fields.one_of(('refuse', 'zero')),
-        'test_fraction': fields.number(0, 1, above=True, below=True),
-    }
-)
+_RULES: Mapping[str, fields.Rule] = {
+    **sequence_task.RULES,
+    'source': fields.Rule(
+        "'files' or 'tfds:<name>'",
+        lambda value: value == 'files'
+        or (isinstance(value, str) and tfds_sets.is_source(value)),
+    ),
+    'data_dir': fields.text(),
+    'sequence': fields.one_of(('row', 'pixel')),
+    'path': fields.text(),
+    'kind': fields.one_of(('classification', 'regression')),
+    'every_step': fields.flag(),
+    'missing': fields.one_of(('refuse', 'zero')),
+    'test_fraction': fields.number(0, 1, above=True, below=True),
+}
 
 
 class OwnSequences(sequence_task.SequenceTask):
   """Sequences of .npz files; classes or numbers, of a sequence or a step."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_sequences.py`.
+    """Reads the data of a config as in `configs/base_sequences.py`.
 
     Raises:
       ValueError: a field or a file holds something that cannot be.
@@ -77,60 +74,32 @@ class OwnSequences(sequence_task.SequenceTask):
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config, data.kind == 'classification')
     if data.source != 'files':
-      fields.check_unread(data, {'path': ''}, 'source')
-      _check_tfds(data)
-      name, splits = tfds_sequences.read(
-          data.source, data.data_dir, data.sequence, data.missing
-      )
+      fields.check_unread(data, ('path',), 'source')
+      name, splits = _read_tfds(data)
     else:
       unread = {'data_dir': '', 'sequence': 'row'}
       fields.check_unread(data, unread, 'source')
-      name, splits = _read_files(data)
+      if not data.path:
+        raise ValueError(
+            'config.data.path must be an .npz file with x, y and maybe lengths,'
+            ' or a folder of such files; see configs/base_sequences.py'
+        )
+      path = fields.expand(data.path, 'config.data.path')
+      form = npz.Form(data.kind, data.every_step, data.missing)
+      name, splits = path.name, read_splits(path, form)
+    are_classes = data.kind == 'classification'
     kind: answers.Answers
-    if data.kind == 'classification':
+    if are_classes:
       splits, kind = encode(splits, data.every_step)
     splits = sequence_arrays.complete_splits(
         splits,
-        {
-            'test': data.test_fraction,
-            'validation': data.validation_fraction,
-        },
+        {'test': data.test_fraction, 'validation': data.validation_fraction},
         data.split_seed,
-        stratify=data.kind == 'classification' and not data.every_step,
+        stratify=are_classes and not data.every_step,
     )
-    if data.kind == 'regression':
+    if not are_classes:
       kind = _numbers(splits['train'], data.every_step, data.standardize)
-    super().__init__(
-        config,
-        name,
-        {name: splits[name] for name in _SPLITS},
-        kind,
-        every_step=data.every_step,
-    )
-
-
-def _check_tfds(data: ml_collections.ConfigDict) -> None:
-  """Raises ValueError if fields ask for more than sets of TFDS give."""
-  for field, value in (('kind', 'classification'), ('every_step', False)):
-    if data[field] != value:
-      raise ValueError(
-          f'config.data.{field} must be {value!r} for'
-          f' config.data.source={data.source!r}; got {data[field]!r}'
-      )
-
-
-def _read_files(
-    data: ml_collections.ConfigDict,
-) -> tuple[str, dict[str, sequence_arrays.Sequences]]:
-  """Returns the name and the splits of the files of `data.path`."""
-  if not data.path:
-    raise ValueError(
-        'config.data.path must be an .npz file with x, y and maybe lengths, or'
-        ' a folder of such files; see configs/base_sequences.py'
-    )
-  path = fields.expand(data.path, 'config.data.path')
-  form = npz.Form(data.kind, data.every_step, data.missing)
-  return path.name, read_splits(path, form)
+    super().__init__(config, name, splits, kind, every_step=data.every_step)
 
 
 def read_splits(
@@ -147,12 +116,9 @@ def read_splits(
   files = sorted(f for f in path.iterdir() if f.suffix.lower() == '.npz')
   if not files:
     raise FileNotFoundError(f'{path} holds no .npz file')
-  pattern = re.compile(rf'({"|".join(_SPLITS)})([-_.].*)?')
-  split_of = {
-      file: match[1]
-      for file in files
-      if (match := pattern.fullmatch(file.stem))
-  }
+  pattern = re.compile(rf'({"|".join(sequence_arrays.SPLITS)})([-_.].*)?')
+  found = {file: pattern.fullmatch(file.stem) for file in files}
+  split_of = {file: match[1] for file, match in found.items() if match}
   if not split_of:
     _check_shards(files)
     split_of = dict.fromkeys(files, 'train')
@@ -192,19 +158,13 @@ def encode(
 ) -> tuple[dict[str, sequence_arrays.Sequences], answers.Classes]:
   """Returns splits with classes as int32, and the classes, sorted.
 
-  Args:
-    splits: splits with labels of one kind: integers, booleans or strings, as
-      `npz` reads them.
-    every_step: whether there is a label for every step.
+  Labels are of one kind: integers, booleans or strings, as `npz` reads them.
 
   Raises:
     ValueError: there are not two classes.
   """
-  real = {
-      name: split.y[split.valid()] if every_step else split.y
-      for name, split in splits.items()
-  }
-  labels = np.unique(np.concatenate(list(real.values())))
+  real = [split.y[split.known(every_step)] for split in splits.values()]
+  labels = np.unique(np.concatenate(real))
   names = [str(label) for label in labels.tolist()]
   if len(names) < 2:
     raise ValueError(f'y must have two classes at least; all are {names[0]!r}')
@@ -223,7 +183,79 @@ def _numbers(
   size = train.y.shape[-1]
   if not standardize:
     return answers.Numbers(np.zeros(size), np.ones(size))
-  valid = train.valid() if every_step else np.ones(len(train.y), bool)
-  shift = sequence_arrays.shift_of(train.y, valid)
-  statistics = sequence_arrays.standardization(train.y, valid, shift)
+  known = train.known(every_step)
+  shift = sequence_arrays.shift_of(train.y, known)
+  statistics = sequence_arrays.standardization(train.y, known, shift)
   return answers.Numbers(*statistics, shift)
+
+
+def _read_tfds(
+    data: ml_collections.ConfigDict,
+) -> tuple[str, dict[str, sequence_arrays.Sequences]]:
+  """Returns the name of a set of TFDS, and its splits with labels as y."""
+  source, reading = data.source, data.sequence
+  for field, value in (('kind', 'classification'), ('every_step', False)):
+    if data[field] != value:
+      raise ValueError(
+          f'config.data.{field} must be {value!r} for'
+          f' config.data.source={source!r}; got {data[field]!r}'
+      )
+  found = tfds_sets.read(source, data.data_dir)
+  is_image = type(found.input).__name__ == 'Image'
+  if reading != 'row' and not is_image:
+    raise ValueError(
+        f'config.data.sequence would be ignored with config.data.source='
+        f"{source!r}, which has no images; it must be 'row' there, got"
+        f' {reading!r}'
+    )
+  splits = {}
+  for name, examples in found.splits.items():
+    sequences = [
+        _sequence(example, source, is_image and reading == 'pixel')
+        for example in examples.inputs
+    ]
+    if len({sequence.shape[1] for sequence in sequences}) > 1:
+      raise ValueError(
+          f'config.data.source={source!r} has steps of different sizes in'
+          f' {name!r}: {sorted({s.shape[1] for s in sequences})[:5]}; images of'
+          ' different widths cannot be read by rows'
+      )
+    place = f'config.data.source={source!r}, {name!r}'
+    labels = _labels(examples.targets, found.target, place)
+    x, lengths = sequence_arrays.pad(sequences)
+    if not is_image:  # They have dark edges.
+      x = npz.checked(x, lengths, data.missing, f'{place}: x')
+    splits[name] = sequence_arrays.Sequences(x, lengths, labels)
+    sequence_checks.check_fit(
+        place, splits[name], "'train'", splits['train'], every_step=False
+    )
+  return found.name, splits
+
+
+def _sequence(example: Any, source: str, by_pixel: bool) -> np.ndarray:
+  """Returns an example as numbers [T, F]."""
+  array = np.asarray(example)
+  if array.dtype.kind not in 'biuf' or not array.ndim or not array.size:
+    raise ValueError(
+        f'config.data.source={source!r} must have images or arrays of numbers'
+        f' as inputs; got {array.dtype} of shape {array.shape}'
+    )
+  if by_pixel:
+    array = array.reshape(-1, array.shape[-1])
+  return array.reshape(len(array), -1)
+
+
+def _labels(targets: list[Any], feature: Any, name: str) -> np.ndarray:
+  """Returns the labels of examples: names of classes, or integers."""
+  labels = np.asarray(targets)
+  if labels.dtype.kind not in 'iub' or labels.ndim != 1:
+    raise ValueError(
+        f'{name}: a target must be a class; got {labels.dtype} of shape'
+        f' {labels.shape[1:]}'
+    )
+  if labels.min() < 0:
+    raise ValueError(f'{name} has examples without a label')
+  names = np.array(getattr(feature, 'names', None) or [])
+  if not len(names) or all(one.isdecimal() for one in names):
+    return labels
+  return names[labels]

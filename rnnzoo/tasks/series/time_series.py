@@ -10,7 +10,6 @@ that drifts.
 """
 
 from collections.abc import Mapping
-import types
 
 import ml_collections
 import numpy as np
@@ -22,30 +21,21 @@ from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import uea
 
 SYNTHETIC = 'synthetic_eigenworms'
-# Sizes of the synthetic set: sequences, steps, columns, classes.
-_SYNTHETIC_SHAPE = (259, 17_984, 6)
-_SYNTHETIC_CLASSES = 5
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        **sequence_task.RULES,
-        'name': fields.text(),
-        'manual_dir': fields.text(),
-        'split': fields.one_of(('archive', 'pooled')),
-        'test_fraction': fields.number(0, 1, above=True, below=True),
-    }
-)
+_RULES: Mapping[str, fields.Rule] = {
+    **sequence_task.RULES,
+    'name': fields.text(),
+    'manual_dir': fields.text(),
+    'split': fields.one_of(('archive', 'pooled')),
+    'test_fraction': fields.number(0, 1, above=True, below=True),
+}
 
 
 class TimeSeries(sequence_task.SequenceTask):
   """A data set of the UEA or UCR archive; a class a sequence."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_time_series.py`.
+    """Reads the data of a config as in `configs/base_time_series.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or the training and
@@ -59,7 +49,7 @@ class TimeSeries(sequence_task.SequenceTask):
     sequence_task.check_model(config)
     if data.name == SYNTHETIC:
       fields.check_unread(data, ('manual_dir',), 'name')
-      parts = synthetic(*_SYNTHETIC_SHAPE)
+      parts = synthetic(259, 17_984, 6)
     else:
       if data.split == 'archive':
         fields.check_unread(data, {'test_fraction': 0.15}, 'split')
@@ -73,10 +63,7 @@ class TimeSeries(sequence_task.SequenceTask):
         data.split_seed,
         stratify=True,
     )
-    names = ('train', 'validation', 'test')
-    super().__init__(
-        config, data.name, {name: splits[name] for name in names}, classes
-    )
+    super().__init__(config, data.name, splits, classes)
 
 
 def synthetic(
@@ -84,16 +71,12 @@ def synthetic(
 ) -> dict[str, sequence_arrays.Sequences]:
   """Returns random walks as one split, 'train', of five classes.
 
-  The class is the column that drifts, by about as much as it wanders.
-
-  Args:
-    count: the number of sequences, N.
-    length: the number of steps, T.
-    columns: the number of columns, F, at least five.
+  The class is the column, of five or more, that drifts, by about as much as it
+  wanders.
   """
   rng = np.random.default_rng(0)
   x = rng.standard_normal((count, length, columns), np.float32)
-  y = np.arange(count) % _SYNTHETIC_CLASSES
+  y = np.arange(count) % 5
   x[np.arange(count), :, y] += 3.0 / np.sqrt(length)
   x = np.cumsum(x, axis=1) / np.float32(np.sqrt(length))
   lengths = np.full(count, length, np.int32)

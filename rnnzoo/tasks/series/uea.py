@@ -56,14 +56,14 @@ def read(
   if directory:
     path = fields.expand_directory(directory, 'config.data.manual_dir')
     folder = _find_folder(path, name)
-  if folder and any((folder / file).is_file() for file in _ARRAYS):
-    if any(not (folder / file).is_file() for file in _ARRAYS):
+  files = [folder / file for file in _ARRAYS] if folder else []
+  there = [file.is_file() for file in files]
+  parts = {}
+  if folder and any(there):
+    if not all(there):
       raise FileNotFoundError(f'{_missing(name, folder)}; both are needed')
-    parts = {
-        str(folder / file): npz.read(folder / file, form) for file in _ARRAYS
-    }
+    parts = {str(file): npz.read(file, form) for file in files}
   else:
-    parts = {}
     for split in SPLITS:
       cases, labels = _load(name, split, folder)
       place = f'{name} {split}'
@@ -168,11 +168,7 @@ def _arrays(cases, labels, place: str) -> dict[str, np.ndarray]:
 def _load(name: str, split: str, folder: pathlib.Path | None):
   """Returns (cases, each [F, time], labels) by aeon.
 
-  Args:
-    name: the data set's name.
-    split: 'train' or 'test'.
-    folder: the folder of its files, or to download them to; None for aeon's
-      own.
+  The folder has the files or gets them by a download; None is aeon's own.
   """
   try:
     from aeon import datasets  # Slow to import, and an extra.

@@ -11,33 +11,22 @@ References:
   recurrent networks of rectified linear units", section 4.1.
 """
 
-from collections.abc import Mapping
 import functools
 import types
+from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'length': fields.integer(2, 20_000),
-        'steps_per_epoch': fields.integer(1, 10**6),
-        'num_validation': fields.integer(1, 10**4),
-        'num_test': fields.integer(1, 10**4),
-        'seed': fields.seed(),
-    }
-)
+from rnnzoo.tasks.synthetic import made
 
 
-class AddingProblem(protocol.Task):
+class AddingProblem(made.MadeTask):
   """Regression of a sum at the last step.
 
   Attributes:
@@ -46,99 +35,52 @@ class AddingProblem(protocol.Task):
   """
 
   metrics = (protocol.Metric('mse', higher_is_better=False, form='.3g'),)
+  rules = types.MappingProxyType({'length': fields.integer(2, 20_000)})
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the fixed splits.
+  def _set_up(self, config):
+    super()._set_up(config)
+    self.dataset = f'adding problem of {config.data.length:,} steps'
 
-    Args:
-      config: a config with `data` and `model`, as in `configs/base_adding.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist.
-    """
-    self._set_up(config)
-    self.batch_size = config.batch_size
-    data = config.data
-    self.dataset = f'adding problem of {data.length:,} steps'
-    rng = np.random.default_rng(data.seed)
-    self.splits: Mapping[str, protocol.Split] = {
-        'train': protocol.Generator(
-            functools.partial(
-                make_batch, batch_size=config.batch_size, length=data.length
-            ),
-            data.steps_per_epoch,
-        ),
-        'validation': make_examples(rng, data.num_validation, data.length),
-        'test': make_examples(rng, data.num_test, data.length),
-    }
-
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
-    self._model = config.model
-
-  def describe(self):
-    return {}
-
-  @classmethod
-  def restore(cls, config, described):
-    del described
-    task = cls.__new__(cls)
-    task._set_up(config)
-    return task
-
-  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+  def build_model(self, rngs):
     backbone = backbones.build(self._model, 2, rngs)
     return models.SequenceModel(backbone, 1, rngs=rngs)
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns squared errors and predicted sums of a batch."""
-    answers = _answers(model, examples['inputs'], rngs)
-    squares = (answers - examples['sum']) ** 2
-    return protocol.Evaluation(squares, {'mse': squares}, predictions=answers)
+    sums = _sums(model, examples['inputs'], rngs)
+    squares = (sums - examples['sum']) ** 2
+    return protocol.Evaluation(squares, {'mse': squares}, predictions=sums)
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns sums, float32 [B], of numbers and marks, [B, T, 2]."""
-    return _answers(model, inputs)
+    return _sums(model, inputs)
+
+  def _make_batch(self, key):
+    of_values, of_first, of_second = jax.random.split(key, 3)
+    size, length = self.batch_size, self._data.length
+    draw = functools.partial(jax.random.randint, shape=(size, 1))
+    values = jax.random.uniform(of_values, (size, length))
+    first = draw(of_first, minval=0, maxval=length // 2)
+    second = draw(of_second, minval=length // 2, maxval=length)
+    return _examples(values, first, second, jnp)
+
+  def _make_examples(self, rng, count):
+    length = self._data.length
+    values = rng.random((count, length), np.float32)
+    first = rng.integers(0, length // 2, (count, 1))
+    second = rng.integers(length // 2, length, (count, 1))
+    return _examples(values, first, second, np)
 
 
-def make_batch(
-    key: jax.Array, batch_size: int, length: int
-) -> dict[str, jax.Array]:
-  """Returns a batch, made by JAX; see `AddingProblem.splits`."""
-  of_values, of_first, of_second = jax.random.split(key, 3)
-  draw = functools.partial(jax.random.randint, shape=(batch_size, 1))
-  values = jax.random.uniform(of_values, (batch_size, length))
-  first = draw(of_first, minval=0, maxval=length // 2)
-  second = draw(of_second, minval=length // 2, maxval=length)
-  time = jnp.arange(length)
+def _examples(values, first, second, array: types.ModuleType) -> dict[str, Any]:
+  """Returns examples by the places [N, 1] of marks, of jax.numpy or numpy."""
+  time = np.arange(values.shape[1])
   marked = (time == first) | (time == second)
   return {
-      'inputs': jnp.stack([values, marked.astype(jnp.float32)], axis=-1),
-      'sum': jnp.sum(jnp.where(marked, values, 0.0), axis=1),
+      'inputs': array.stack([values, marked.astype(array.float32)], axis=-1),
+      'sum': array.sum(array.where(marked, values, 0.0), axis=1),
   }
 
 
-def make_examples(
-    rng: np.random.Generator, num_examples: int, length: int
-) -> dict[str, np.ndarray]:
-  """Returns N examples like `make_batch`'s, made by numpy."""
-  values = rng.random((num_examples, length), np.float32)
-  first = rng.integers(0, length // 2, num_examples)
-  second = rng.integers(length // 2, length, num_examples)
-  rows = np.arange(num_examples)
-  marks = np.zeros_like(values)
-  marks[rows, first] = marks[rows, second] = 1.0
-  return {
-      'inputs': np.stack([values, marks], axis=-1),
-      'sum': values[rows, first] + values[rows, second],
-  }
-
-
-def _answers(model, inputs, rngs=None) -> jax.Array:
+def _sums(model, inputs, rngs=None) -> jax.Array:
   return model(inputs, rngs=rngs)[:, 0].astype(jnp.float32)

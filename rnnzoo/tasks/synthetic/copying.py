@@ -22,16 +22,12 @@ References:
   state spaces", section 4.1.1 (selective copying).
 """
 
-import abc
-from collections.abc import Mapping
 import functools
 import types
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
@@ -41,6 +37,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
+from rnnzoo.tasks.synthetic import made
 
 
 def _is_curriculum(value: Any) -> bool:
@@ -54,43 +51,17 @@ def _is_curriculum(value: Any) -> bool:
   )
 
 
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'num_symbols': fields.integer(1, 1000),
-        'steps_per_epoch': fields.integer(1, 10**6),
-        'num_validation': fields.integer(1, 10**4),
-        'num_test': fields.integer(1, 10**4),
-        'seed': fields.seed(),
-    }
-)
-_COPY_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'delay': fields.integer(1, 20_000),
-        'loss_steps': fields.one_of(('all', 'recalled')),
-    }
-)
-_SELECTIVE_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'length': fields.integer(1, 20_000),
-        'num_tokens': fields.integer(3, 256),
-        'curriculum': fields.Rule(
-            'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
-            _is_curriculum,
-        ),
-    }
-)
+_SYMBOLS = {'num_symbols': fields.integer(1, 1000)}
 # Rules of `config.model`, with the blocks of a language model.
-_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'mlp': fields.one_of(language_model.MLPS, optional=True),
-        'conv_width': fields.integer(0, 1000),
-    }
-)
+_MODEL_RULES = {
+    'mlp': fields.one_of(language_model.MLPS, optional=True),
+    'conv_width': fields.integer(0, 1000),
+}
 
 SYMBOLS, BLANK, DELIMITER = 8, 8, 9
 
 
-class Recall(protocol.Task):
+class Recall(made.MadeTask):
   """Names the symbols that were shown, on as many steps at the end.
 
   'accuracy' is the share of right answers on those steps alone, 'exact_match'
@@ -99,76 +70,19 @@ class Recall(protocol.Task):
   Attributes:
     splits: 'train' is made on the device; 'validation' and 'test' are fixed,
       with 'tokens' uint8 [N, T] and 'symbols' uint8 [N, K].
+    num_tokens: how many tokens there are.
   """
 
   metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
   num_tokens: int
-  # Fields of `config.data` that a task has beside the common ones.
-  rules: Mapping[str, fields.Rule]
   # Whether the loss counts the steps before the answer, which is BLANK there.
   loss_on_all_steps = False
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the fixed splits.
-
-    Args:
-      config: a config with `data` and `model`.
-
-    Raises:
-      ValueError: a field has a value that does not exist.
-    """
-    self._prepare(config)
-    data = config.data
-    rng = np.random.default_rng(data.seed)
-    self.splits: Mapping[str, protocol.Split] = {
-        'train': protocol.Generator(
-            self._make_batch, data.steps_per_epoch, self._lessons()
-        ),
-        'validation': self.make_examples(rng, data.num_validation),
-        'test': self.make_examples(rng, data.num_test),
-    }
-
-  def _prepare(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, {**_RULES, **self.rules}, 'config.data')
-    backbones.check(config.model)
+  def _set_up(self, config):
+    super()._set_up(config)
     fields.check(config.model, _MODEL_RULES, 'config.model')
-    self._model, self._data = config.model, config.data
-    self.batch_size = config.batch_size
-    self._set_up(config.data)
 
-  def describe(self):
-    return {}
-
-  @classmethod
-  def restore(cls, config, described):
-    del described
-    task = cls.__new__(cls)
-    task._prepare(config)
-    return task
-
-  @abc.abstractmethod
-  def _set_up(self, data: ml_collections.ConfigDict) -> None:
-    """Sets `dataset` and `num_tokens`.
-
-    Raises:
-      ValueError: fields of `config.data` contradict each other.
-    """
-
-  def _lessons(self) -> tuple[Any, ...]:
-    """Returns the lessons of the `Generator`."""
-    return ()
-
-  @abc.abstractmethod
-  def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
-    """Returns a batch, made by JAX; see `splits`."""
-
-  @abc.abstractmethod
-  def make_examples(
-      self, rng: np.random.Generator, num_examples: int
-  ) -> dict[str, np.ndarray]:
-    """Returns N examples like `_make_batch`'s, made by numpy."""
-
-  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+  def build_model(self, rngs):
     """Returns the model that `config.model` describes.
 
     Tokens are embedded in as many features as the layers have. With
@@ -183,21 +97,15 @@ class Recall(protocol.Task):
           mlp=model.mlp,
           conv_width=model.conv_width,
       )
-    backbone = backbones.build(model, model.features, rngs)
     return models.SequenceModel(
-        backbone,
+        backbones.build(model, model.features, rngs),
         self.num_tokens,
         every_step=True,
         num_tokens=self.num_tokens,
         rngs=rngs,
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns cross entropies, shares of right answers and answers."""
     symbols = jnp.asarray(examples['symbols'], jnp.int32)
     count = symbols.shape[1]
@@ -219,10 +127,10 @@ class Recall(protocol.Task):
         jnp.mean(losses, axis=1), scores, predictions=answers
     )
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     return token_inputs.check(inputs, self.num_tokens, self._data.num_symbols)
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns the symbols, int32 [B, K].
 
     Args:
@@ -241,19 +149,26 @@ class CopyMemory(Recall):
   'recalled' it is the mean over the steps on which symbols are named.
   """
 
-  rules = _COPY_RULES
+  rules = types.MappingProxyType(
+      {
+          **_SYMBOLS,
+          'delay': fields.integer(1, 20_000),
+          'loss_steps': fields.one_of(('all', 'recalled')),
+      }
+  )
+  num_tokens = DELIMITER + 1
 
-  def _set_up(self, data):
-    self.num_tokens = DELIMITER + 1
-    self.dataset = f'copy memory with a delay of {data.delay:,}'
-    self.loss_on_all_steps = data.loss_steps == 'all'
+  def _set_up(self, config):
+    super()._set_up(config)
+    self.dataset = f'copy memory with a delay of {config.data.delay:,}'
+    self.loss_on_all_steps = config.data.loss_steps == 'all'
 
   def _make_batch(self, key):
     shape = self.batch_size, self._data.num_symbols
     return self._show(jax.random.randint(key, shape, 0, SYMBOLS), jnp)
 
-  def make_examples(self, rng, num_examples):
-    shape = num_examples, self._data.num_symbols
+  def _make_examples(self, rng, count):
+    shape = count, self._data.num_symbols
     return self._show(rng.integers(0, SYMBOLS, shape), np)
 
   def _show(self, symbols: Any, array: types.ModuleType) -> dict[str, Any]:
@@ -269,9 +184,21 @@ class CopyMemory(Recall):
 class SelectiveCopying(Recall):
   """Names 16 symbols that stood among noise."""
 
-  rules = _SELECTIVE_RULES
+  rules = types.MappingProxyType(
+      {
+          **_SYMBOLS,
+          'length': fields.integer(1, 20_000),
+          'num_tokens': fields.integer(3, 256),
+          'curriculum': fields.Rule(
+              'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
+              _is_curriculum,
+          ),
+      }
+  )
 
-  def _set_up(self, data):
+  def _set_up(self, config):
+    super()._set_up(config)
+    data = config.data
     if data.num_symbols > data.length:
       raise ValueError(
           'config.data.num_symbols must be at most config.data.length,'
@@ -287,11 +214,9 @@ class SelectiveCopying(Recall):
     self.dataset = (
         f'selective copying of {data.num_symbols:,} among {data.length:,}'
     )
-
-  def _lessons(self):
-    return tuple(
+    self.lessons = tuple(
         (epochs, functools.partial(self._make_batch, length=length))
-        for length, epochs in self._data.curriculum
+        for length, epochs in data.curriculum
     )
 
   def _make_batch(self, key, length=None):
@@ -300,28 +225,30 @@ class SelectiveCopying(Recall):
     shape = self.batch_size, self._data.num_symbols
     order = jax.random.uniform(of_places, (self.batch_size, length))
     _, places = jax.lax.top_k(order, shape[1])
-    places = jnp.sort(places, axis=1)
     symbols = jax.random.randint(of_symbols, shape, 1, self.num_tokens - 1)
-    symbols = symbols.astype(jnp.uint8)
-    rows = jnp.arange(shape[0])[:, None]
-    tokens = jnp.asarray(self._empty(shape[0], length))
-    return {'tokens': tokens.at[rows, places].set(symbols), 'symbols': symbols}
+    return self._show(symbols, places, length, jnp)
 
-  def make_examples(self, rng, num_examples):
-    count = self._data.num_symbols
-    order = rng.random((num_examples, self._data.length))
-    places = np.sort(np.argpartition(order, -count, axis=1)[:, -count:], axis=1)
-    symbols = rng.integers(1, self.num_tokens - 1, places.shape, np.uint8)
-    tokens = self._empty(num_examples, self._data.length)
-    np.put_along_axis(tokens, places, symbols, axis=1)
+  def _make_examples(self, rng, count):
+    shape = count, self._data.num_symbols
+    order = rng.random((count, self._data.length))
+    places = np.argpartition(order, -shape[1], axis=1)[:, -shape[1] :]
+    symbols = rng.integers(1, self.num_tokens - 1, shape, np.uint8)
+    return self._show(symbols, places, self._data.length, np)
+
+  def _show(
+      self, symbols: Any, places: Any, length: int, array: types.ModuleType
+  ) -> dict[str, Any]:
+    """Returns examples with symbols, in their order, at places of noise."""
+    symbols = symbols.astype(array.uint8)
+    tokens = array.zeros((len(symbols), length), array.uint8)
+    at = np.arange(len(symbols))[:, None], array.sort(places, axis=1)
+    if array is np:
+      tokens[at] = symbols
+    else:
+      tokens = tokens.at[at].set(symbols)
+    ends = (0, 0), (0, symbols.shape[1])
+    tokens = array.pad(tokens, ends, constant_values=self.num_tokens - 1)
     return {'tokens': tokens, 'symbols': symbols}
-
-  def _empty(self, num_examples: int, length: int) -> np.ndarray:
-    """Returns sequences of noise, with their markers."""
-    marker = self.num_tokens - 1
-    ends = (0, self._data.num_symbols)
-    noise = np.zeros((num_examples, length), np.uint8)
-    return np.pad(noise, ((0, 0), ends), constant_values=marker)
 
 
 def _logits(model, tokens, rngs=None) -> jax.Array:

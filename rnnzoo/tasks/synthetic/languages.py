@@ -24,7 +24,7 @@ References:
   state-space models" (groups).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 import types
@@ -68,34 +68,21 @@ class Language(NamedTuple):
     return int(self.labels.max()) + 1
 
 
-def counting(modulus: int) -> Language:
-  """Returns the language whose label is the number of ones, modulo a number."""
+def counting(modulus: int, steps: Sequence[int]) -> Language:
+  """Returns the language of sums of steps, one a token, modulo a number."""
   state = np.arange(modulus)[:, None]
-  return _with_all_tokens((state + np.arange(2)) % modulus)
-
-
-def cycle_navigation() -> Language:
-  """Returns the language of steps on a cycle: stay, forward, back."""
-  state = np.arange(MODULUS)[:, None]
-  return _with_all_tokens((state + np.array([0, 1, -1])) % MODULUS)
+  return _with_all_tokens((state + np.array(steps)) % modulus, state[:, 0])
 
 
 def even_pairs() -> Language:
   """Returns the language whose label is whether first and last token differ.
 
-  States: 0 and 1, so far only this token; 2 + first * 2 + last; 6, nothing.
+  States: 0, nothing; 1 + 2 * first + last.
   """
-  transitions = np.empty((7, 2), int)
-  labels = np.zeros(7, int)
-  for token in range(2):
-    transitions[6, token] = token
-    for first in range(2):
-      transitions[first, token] = 2 + 2 * first + token
-      for last in range(2):
-        transitions[2 + 2 * first + last, token] = 2 + 2 * first + token
-        labels[2 + 2 * first + last] = first != last
-  labels[6] = NO_LABEL
-  return _with_all_tokens(transitions, labels, start=6)
+  first, last = np.divmod(np.arange(4), 2)
+  after = 1 + 2 * first[:, None] + np.arange(2)
+  labels = np.array([NO_LABEL, *(first != last)])
+  return _with_all_tokens(np.array([[1, 4], *after]), labels)
 
 
 def modular_arithmetic() -> Language:
@@ -146,14 +133,10 @@ def modular_arithmetic() -> Language:
 
 
 def word_problem(size: int, even: bool) -> Language:
-  """Returns the language of products of permutations.
+  """Returns the language of products of permutations of so many things.
 
   The first element is the identity. A state is the product so far, and the
-  product a b applies a first.
-
-  Args:
-    size: the number of permuted things.
-    even: whether there are even permutations only.
+  product a b applies a first. If `even`, there are even permutations only.
   """
   elements = np.array(list(itertools.permutations(range(size))))
   if even:
@@ -165,29 +148,24 @@ def word_problem(size: int, even: bool) -> Language:
   index[elements @ digits] = np.arange(len(elements))
   # products[a, b, i] = elements[b, elements[a, i]].
   products = elements[:, elements].swapaxes(0, 1)
-  return _with_all_tokens(index[products @ digits])
+  return _with_all_tokens(index[products @ digits], np.arange(len(elements)))
 
 
-def _with_all_tokens(
-    transitions: np.ndarray, labels: np.ndarray | None = None, start: int = 0
-) -> Language:
-  """Returns a language in which any token may stand anywhere."""
-  num_states, num_tokens = transitions.shape
+def _with_all_tokens(transitions: np.ndarray, labels: np.ndarray) -> Language:
+  """Returns a language in which any token may stand anywhere, from state 0."""
 
   def ranges(position, length):
     none = 0 * (position + length)
-    return none, none + num_tokens
+    return none, none + transitions.shape[1]
 
-  if labels is None:
-    labels = np.arange(num_states)
-  return Language(transitions, labels, start, ranges)
+  return Language(transitions, labels, 0, ranges)
 
 
 LANGUAGES: Mapping[str, Callable[[], Language]] = types.MappingProxyType(
     {
-        'parity': functools.partial(counting, 2),
-        'modular_counting': functools.partial(counting, MODULUS),
-        'cycle_navigation': cycle_navigation,
+        'parity': functools.partial(counting, 2, (0, 1)),
+        'modular_counting': functools.partial(counting, MODULUS, (0, 1)),
+        'cycle_navigation': functools.partial(counting, MODULUS, (0, 1, -1)),
         'even_pairs': even_pairs,
         'modular_arithmetic': modular_arithmetic,
         'S3': functools.partial(word_problem, 3, even=False),
@@ -202,11 +180,8 @@ def tokens_from(
 ) -> Any:
   """Returns random strings, uint8 [N, T], each filled up with tokens 0.
 
-  Args:
-    uniform: random numbers, float32 [N, T] in [0, 1).
-    language: the language.
-    lengths: tokens of each string, int [N] or [1].
-    array: numpy, or jax.numpy where the numbers are JAX's.
+  Lengths are int [N] or [1]. Random numbers are float32 [N, T] in [0, 1), of
+  numpy, or with `array=jnp` of JAX.
   """
   position, lengths = np.arange(uniform.shape[1]), lengths[:, None]
   low, high = language.ranges(position, lengths)
@@ -215,12 +190,7 @@ def tokens_from(
 
 
 def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
-  """Returns the labels of all prefixes of strings, int32 [N, T].
-
-  Args:
-    language: the language.
-    tokens: strings, [N, T].
-  """
+  """Returns the labels of all prefixes of strings [N, T], int32 [N, T]."""
   state = np.full(len(tokens), language.start)
   labels = np.empty(tokens.shape, np.int32)
   for step in range(tokens.shape[1]):
@@ -232,16 +202,10 @@ def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
 def balanced(
     labels: np.ndarray, num_examples: int, num_classes: int
 ) -> np.ndarray:
-  """Returns which examples to take so that all classes are as frequent.
+  """Returns which N examples to take so that all classes are as frequent.
 
-  Args:
-    labels: labels of the examples to choose from.
-    num_examples: N, how many to choose. If the classes do not divide it, the
-      first have one more.
-    num_classes: the number of classes.
-
-  Returns:
-    N indices, ascending, or fewer where a class is too rare.
+  If the classes do not divide N, the first have one more. Indices ascend, and
+  are fewer than N where a class is too rare.
   """
   each, more = divmod(num_examples, num_classes)
   chosen = [

@@ -19,17 +19,14 @@ that is sure of short strings to one whose states hold. With it each string of
 validation has noise of its own, which no epoch or run changes.
 """
 
-from collections.abc import Mapping, Sequence
 import csv
 import functools
-import pathlib
+import itertools
 import types
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
@@ -40,72 +37,10 @@ from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import languages
-
-# The report of tests at several lengths: accuracy over length.
-
+from rnnzoo.tasks.synthetic import made
 
 # Mean accuracy from which on a length counts as solved.
 SOLVED = 0.995
-
-
-def report(
-    accuracies: Mapping[int, Sequence[float]],
-    seeds: Sequence[int],
-    dataset: str,
-    chance: float,
-    trained_to: int,
-) -> protocol.Report:
-  """Returns numbers, a table and a figure.
-
-  In the numbers 'accuracy_over_length' has mean, std and the accuracy of each
-  seed for every length. 'solved_to' is the greatest length to which the mean is
-  at least `SOLVED` at all lengths, None where there is none.
-
-  Args:
-    accuracies: accuracies of each seed, by length, ascending.
-    seeds: the seeds' names.
-    dataset: the name of the data.
-    chance: the accuracy of a model that guesses.
-    trained_to: the greatest length in training.
-  """
-  rows = {
-      str(length): {
-          'mean': float(np.mean(of_seeds)),
-          'std': float(np.std(of_seeds)),
-          'seeds': list(of_seeds),
-      }
-      for length, of_seeds in accuracies.items()
-  }
-  solved_to = None
-  for length, of_seeds in accuracies.items():
-    if np.mean(of_seeds) < SOLVED:
-      break
-    solved_to = length
-  return protocol.Report(
-      {'accuracy_over_length': rows, 'chance': chance, 'solved_to': solved_to},
-      {
-          'accuracy_over_length.csv': lambda path, _: _write(
-              path, dataset, rows
-          ),
-          'accuracy_over_length.png': lambda path, title: (
-              figures.plot_over_length(
-                  path, title, accuracies, seeds, chance, trained_to
-              )
-          ),
-      },
-  )
-
-
-def _write(
-    path: pathlib.Path, dataset: str, rows: Mapping[str, Mapping[str, Any]]
-) -> None:
-  with path.open('w', encoding='utf-8', newline='') as file:
-    table = csv.writer(file, lineterminator='\n')
-    table.writerow(['dataset', 'length', 'mean', 'std'])
-    for length, row in rows.items():
-      table.writerow([dataset, length, row['mean'], row['std']])
-
-
 _MOST = 20_000
 # Tokens of all test strings, a byte each.
 _MOST_TOKENS = 2**30
@@ -121,54 +56,54 @@ def _are_lengths(value: Any) -> bool:
   )
 
 
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'language': fields.one_of(languages.LANGUAGES),
-        'label_steps': fields.one_of(('last', 'every')),
-        'input_noise': fields.number(0, 100),
-        'clean_epochs': fields.integer(0),
-        'validation_noise': fields.number(0, 100),
-        'min_length': fields.integer(1, _MOST),
-        'max_length': fields.integer(1, _MOST),
-        'test_lengths': fields.Rule(
-            f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
-            _are_lengths,
-        ),
-        'steps_per_epoch': fields.integer(1, 10**6),
-        'num_validation': fields.integer(1, 10**4),
-        'num_test': fields.integer(1, 10**4),
-        'seed': fields.seed(),
-    }
-)
-
-
-class StateTracking(protocol.Task):
+class StateTracking(made.MadeTask):
   """Classification of the last state of a string.
 
   Attributes:
     language: the automaton.
     splits: 'train' is made on the device; further ones are fixed. 'tokens'
       uint8 [N, T]; 'length' int32 [N]; 'label' int32 [N], or for all prefixes
-      [N, T], where a prefix may have no label.
+      [N, T], where a prefix may have no label. With noise, 'noise' float32 [N],
+      its deviation, and where it is fixed 'noise_seed' uint32 [N].
   """
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the fixed splits.
+  rules = types.MappingProxyType(
+      {
+          'language': fields.one_of(languages.LANGUAGES),
+          'label_steps': fields.one_of(('last', 'every')),
+          'input_noise': fields.number(0, 100),
+          'clean_epochs': fields.integer(0),
+          'validation_noise': fields.number(0, 100),
+          'min_length': fields.integer(1, _MOST),
+          'max_length': fields.integer(1, _MOST),
+          'test_lengths': fields.Rule(
+              f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
+              _are_lengths,
+          ),
+      }
+  )
 
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_state_tracking.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist.
-    """
+  def _set_up(self, config):
+    super()._set_up(config)
     data = config.data
-    self._set_up(config)
-    self.batch_size = config.batch_size
+    self.language = languages.LANGUAGES[data.language]()
+    self.dataset = f'{data.language}, trained on lengths to {data.max_length}'
+    self._every_step = data.label_steps == 'every'
     self.metrics = (protocol.Metric('accuracy'),)
     if self._every_step:
-      self.metrics = (*self.metrics, protocol.Metric('step_accuracy'))
-    self.dataset = f'{data.language}, trained on lengths to {data.max_length}'
+      self.metrics += (protocol.Metric('step_accuracy'),)
+    if data.input_noise:
+      clean = functools.partial(self._make_batch, noise=0.0)
+      self.lessons = ((data.clean_epochs, clean),)
+    # Lengths are drawn as multiples of it, first and last included.
+    multiple = self.language.length_multiple
+    self._first = -(-data.min_length // multiple)
+    self._last = data.max_length // multiple
+    *shorter, longest = data.test_lengths
+    self._split_of = {n: f'length_{n}' for n in shorter} | {longest: 'test'}
+
+  def _make_fixed(self, rng):
+    data, language = self._data, self.language
     if data.clean_epochs and not data.input_noise:
       raise ValueError(
           'config.data.clean_epochs come before epochs with noise, and'
@@ -183,45 +118,29 @@ class StateTracking(protocol.Task):
           f' {_MOST_TOKENS:,}; {_MOST_TOKENS // sum(data.test_lengths):,}'
           ' strings of each would do, or fewer lengths'
       )
-    self._max_length = data.max_length
-    multiple = self.language.length_multiple
-    # Lengths are drawn as multiples of it, first and last included.
-    self._first = -(-data.min_length // multiple)
-    self._last = data.max_length // multiple
     if self._first > self._last:
       raise ValueError(
           'config.data.min_length must be at most'
-          f' {self._last * multiple} with a max_length of {data.max_length} for'
-          f' {data.language!r}; got {data.min_length}'
+          f' {self._last * language.length_multiple} with a max_length of'
+          f' {data.max_length} for {data.language!r}; got {data.min_length}'
       )
+    lengths = rng.integers(self._first, self._last + 1, data.num_validation)
+    validation = self._make_strings(
+        rng, lengths * language.length_multiple, data.max_length
+    )
+    if data.validation_noise:
+      noise = np.full(len(lengths), data.validation_noise, np.float32)
+      validation['noise'] = noise
+      validation['noise_seed'] = np.arange(len(lengths), dtype=np.uint32)
+    # The longest comes first: random numbers are drawn in this order.
     *shorter, longest = data.test_lengths
-    rng = np.random.default_rng(data.seed)
-    self.splits: Mapping[str, protocol.Split] = {
-        'train': self._make_train(data),
-        'validation': self._make_validation(rng, data),
-        'test': self._make_test(rng, data, longest),
-        **{f'length_{n}': self._make_test(rng, data, n) for n in shorter},
+    tests = {
+        self._split_of[length]: self._make_test(rng, length)
+        for length in (longest, *shorter)
     }
-    self._split_of = {n: f'length_{n}' for n in shorter} | {longest: 'test'}
+    return {'validation': validation, **tests}
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
-    self._model = config.model
-    self.language = languages.LANGUAGES[config.data.language]()
-    self._every_step = config.data.label_steps == 'every'
-
-  def describe(self):
-    return {}
-
-  @classmethod
-  def restore(cls, config, described):
-    del described
-    task = cls.__new__(cls)
-    task._set_up(config)
-    return task
-
-  def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
+  def build_model(self, rngs):
     backbone = backbones.build(self._model, self.language.num_tokens, rngs)
     return models.SequenceModel(
         backbone,
@@ -230,12 +149,7 @@ class StateTracking(protocol.Task):
         rngs=rngs,
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch.
 
     In training `rngs` is the source of noise as well as of dropout masks.
@@ -260,10 +174,10 @@ class StateTracking(protocol.Task):
         predictions=last(classes),
     )
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     return token_inputs.check_with_length(inputs, self.language.num_tokens)
 
-  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns the labels of whole strings, int32 [B].
 
     Args:
@@ -276,17 +190,48 @@ class StateTracking(protocol.Task):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
   def report(self, results, best_model) -> protocol.Report:
-    """Returns accuracies over length: numbers, a table and a figure."""
+    """Returns accuracies over length: numbers, a table and a figure.
+
+    In the numbers 'accuracy_over_length' has mean, std and the accuracy of each
+    seed for every length. 'solved_to' is the greatest length to which the mean
+    is at least `SOLVED` at all lengths, None where there is none.
+    """
     del best_model
-    return report(
+    accuracies, rows = {}, {}
+    for length, split in self._split_of.items():
+      parts = results
+      if split != 'test':
+        parts = [result['splits'] for result in results]
+      accuracies[length] = [part[split]['accuracy'] for part in parts]
+      rows[str(length)] = {
+          'mean': float(np.mean(accuracies[length])),
+          'std': float(np.std(accuracies[length])),
+          'seeds': accuracies[length],
+      }
+    is_solved = lambda length: np.mean(accuracies[length]) >= SOLVED
+    solved = itertools.takewhile(is_solved, accuracies)
+    chance = 1 / self.language.num_classes
+
+    def write(path, _):
+      with path.open('w', encoding='utf-8', newline='') as file:
+        table = csv.writer(file, lineterminator='\n')
+        table.writerow(['dataset', 'length', 'mean', 'std'])
+        for length, row in rows.items():
+          table.writerow([self.dataset, length, row['mean'], row['std']])
+
+    def plot(path, title):
+      seeds = [result['seed'] for result in results]
+      figures.plot_over_length(
+          path, title, accuracies, seeds, chance, self._data.max_length
+      )
+
+    return protocol.Report(
         {
-            length: [_test(result, split)['accuracy'] for result in results]
-            for length, split in self._split_of.items()
+            'accuracy_over_length': rows,
+            'chance': chance,
+            'solved_to': max(solved, default=None),
         },
-        [result['seed'] for result in results],
-        self.dataset,
-        chance=1 / self.language.num_classes,
-        trained_to=self._max_length,
+        {'accuracy_over_length.csv': write, 'accuracy_over_length.png': plot},
     )
 
   def _logits(self, model, examples, rngs=None) -> jax.Array:
@@ -304,59 +249,33 @@ class StateTracking(protocol.Task):
     logits = model(x, seq_lengths=examples['length'], rngs=rngs)
     return logits.astype(jnp.float32)
 
-  def _make_train(self, data: ml_collections.ConfigDict) -> protocol.Generator:
-    """Returns the training split, whose batches may have 'noise', [B]."""
-    steps, noise = data.steps_per_epoch, data.input_noise
-    if not noise:
-      return protocol.Generator(self._make_batch, steps)
-    lessons = ((data.clean_epochs, self._make_batch),)
-
-    def make_batch(key):
-      return self._make_batch(key) | {
-          'noise': jnp.full(self.batch_size, noise, jnp.float32)
-      }
-
-    return protocol.Generator(make_batch, steps, lessons)
-
-  def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:
+  def _make_batch(self, key, noise=None):
     """Returns a batch of strings of one length, made by JAX."""
     of_length, of_tokens = jax.random.split(key)
     length = self.language.length_multiple * jax.random.randint(
         of_length, (1,), self._first, self._last + 1
     )
-    shape = self.batch_size, self._max_length
+    shape = self.batch_size, self._data.max_length
     tokens = languages.tokens_from(
         jax.random.uniform(of_tokens, shape), self.language, length, jnp
     )
-    return self._examples(
-        tokens,
-        jnp.broadcast_to(length, shape[:1]),
-        prefix_labels(self.language, tokens),
-    )
-
-  def _make_validation(
-      self, rng, data: ml_collections.ConfigDict
-  ) -> dict[str, np.ndarray]:
-    """Returns strings with lengths as in training, each with its own."""
-    number = data.num_validation
-    lengths = rng.integers(self._first, self._last + 1, number)
-    strings = self._make_strings(
-        rng, lengths * self.language.length_multiple, self._max_length
-    )
-    if data.validation_noise:
-      strings['noise'] = np.full(number, data.validation_noise, np.float32)
-      strings['noise_seed'] = np.arange(number, dtype=np.uint32)
+    lengths = jnp.broadcast_to(length, shape[:1])
+    labels = _prefix_labels(self.language, tokens)
+    strings = self._examples(tokens, lengths, labels)
+    if noise := self._data.input_noise if noise is None else noise:
+      strings['noise'] = jnp.full(self.batch_size, noise, jnp.float32)
     return strings
 
   def _make_test(
-      self, rng, data: ml_collections.ConfigDict, length: int
+      self, rng: np.random.Generator, length: int
   ) -> dict[str, np.ndarray]:
     """Returns strings of one length, with classes as frequent as each other."""
-    language, number = self.language, data.num_test
+    language, number = self.language, self._data.num_test
     if length % language.length_multiple:
       raise ValueError(
           'config.data.test_lengths must be multiples of'
-          f' {language.length_multiple} for {data.language!r}; got {length}'
+          f' {language.length_multiple} for {self._data.language!r}; got'
+          f' {length}'
       )
     drawn: list[dict[str, np.ndarray]] = []
     # Some more than needed, and once more where a class is rare.
@@ -374,8 +293,8 @@ class StateTracking(protocol.Task):
         return {name: array[chosen] for name, array in whole.items()}
     raise ValueError(
         f'config.data.test_lengths has {length}, but in strings of'
-        f' {data.language!r} as short as that a label never, or hardly ever,'
-        ' occurs; leave it out'
+        f' {self._data.language!r} as short as that a label never, or hardly'
+        ' ever, occurs; leave it out'
     )
 
   def _make_strings(self, rng, lengths, time: int) -> dict[str, np.ndarray]:
@@ -394,18 +313,10 @@ class StateTracking(protocol.Task):
     return {'tokens': tokens, 'length': lengths, 'label': labels}
 
 
-def _test(result: Mapping[str, Any], split: str) -> Mapping[str, Any]:
-  """Returns the part of a seed's result.json for a split."""
-  return result['test'] if split == 'test' else result['splits'][split]
-
-
-def prefix_labels(language: languages.Language, tokens: jax.Array) -> jax.Array:
-  """Returns the labels of all prefixes of strings, int32 [B, T], by JAX.
-
-  Args:
-    language: the language.
-    tokens: strings, [B, T].
-  """
+def _prefix_labels(
+    language: languages.Language, tokens: jax.Array
+) -> jax.Array:
+  """Returns the labels of all prefixes of strings, int32 [B, T], by JAX."""
   transitions = jnp.asarray(language.transitions, jnp.int32)
   labels = jnp.asarray(language.labels, jnp.int32)
 

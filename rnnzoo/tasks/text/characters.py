@@ -13,12 +13,10 @@ References:
   Feng et al., Were RNNs all we needed?, 2024: the model and its recipe.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import functools
 import pathlib
 import platform
-import types
-from typing import Any
 
 from flax import nnx
 import jax
@@ -41,26 +39,22 @@ MAX_CHARACTERS = 2**26
 # Characters that a sample chooses in one program: the host waits once for them.
 _TOGETHER = 32
 
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'path': fields.text(),
-        'context': fields.integer(1, 2**20),
-        'test_context': fields.integer(1, 2**20, optional=True),
-        'steps_per_epoch': fields.integer(1),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'test_fraction': fields.number(0, 1, above=True, below=True),
-        'sample_length': fields.integer(1, 10**6),
-        'sample_temperature': fields.number(0),
-    }
-)
-_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'conv_width': fields.integer(0, 1000),
-        'mlp': fields.one_of(language_model.MLPS, optional=True),
-        'mlp_features': fields.integer(1, 2**18, optional=True),
-        'is_tied': fields.flag(),
-    }
-)
+_DATA_RULES: Mapping[str, fields.Rule] = {
+    'path': fields.text(),
+    'context': fields.integer(1, 2**20),
+    'test_context': fields.integer(1, 2**20, optional=True),
+    'steps_per_epoch': fields.integer(1),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'test_fraction': fields.number(0, 1, above=True, below=True),
+    'sample_length': fields.integer(1, 10**6),
+    'sample_temperature': fields.number(0),
+}
+_MODEL_RULES: Mapping[str, fields.Rule] = {
+    'conv_width': fields.integer(0, 1000),
+    'mlp': fields.one_of(language_model.MLPS, optional=True),
+    'mlp_features': fields.integer(1, 2**18, optional=True),
+    'is_tied': fields.flag(),
+}
 
 
 class Characters(protocol.Task):
@@ -79,11 +73,7 @@ class Characters(protocol.Task):
   metrics = (protocol.BITS_PER_CHARACTER,)
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the text.
-
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_characters.py`.
+    """Reads the text of a config as in `configs/base_characters.py`.
 
     Raises:
       ValueError: a field has a value that cannot be, or the text is no text, or
@@ -95,15 +85,10 @@ class Characters(protocol.Task):
     self.dataset, text = read(config.data.path)
     self.vocabulary = ''.join(sorted(set(text)))
     tokens = encode(text, self.vocabulary)
-    held_out = [
-        round(len(tokens) * fraction)
-        for fraction in (
-            config.data.validation_fraction,
-            config.data.test_fraction,
-        )
-    ]
+    data, context = config.data, config.data.context
+    fractions = data.validation_fraction, data.test_fraction
+    held_out = [round(len(tokens) * fraction) for fraction in fractions]
     sizes = [len(tokens) - sum(held_out), *held_out]
-    context = config.data.context
     if sizes[0] <= context or min(held_out) < 2:
       raise ValueError(
           f'{self.dataset} has {len(tokens):,} characters, of which'
@@ -113,15 +98,15 @@ class Characters(protocol.Task):
       )
     train, validation, test = np.split(tokens, np.cumsum(sizes)[:2])
     test_context = context
-    if config.data.test_context is not None:
+    if data.test_context is not None:
       # No step is computed beyond the text.
-      test_context = min(config.data.test_context, len(test) - 1)
+      test_context = min(data.test_context, len(test) - 1)
     self.splits: Mapping[str, protocol.Split] = {
         'train': protocol.Generator(
             functools.partial(
                 random_windows, jnp.asarray(train), self.batch_size, context
             ),
-            config.data.steps_per_epoch,
+            data.steps_per_epoch,
             source={'tokens': train},
         ),
         'validation': windows(validation, context),
@@ -144,35 +129,17 @@ class Characters(protocol.Task):
     task.vocabulary = described['vocabulary']
     return task
 
-  def build_model(self, rngs: nnx.Rngs) -> models.LanguageModel:
-    """Returns the language model that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
+  def build_model(self, rngs) -> models.LanguageModel:
+    options = {name: self._model[name] for name in _MODEL_RULES}
     return backbones.build_language_model(
-        self._model,
-        len(self.vocabulary),
-        rngs,
-        conv_width=self._model.conv_width,
-        mlp=self._model.mlp,
-        mlp_features=self._model.mlp_features,
-        is_tied=self._model.is_tied,
+        self._model, len(self.vocabulary), rngs, **options
     )
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns the mean cross entropy of each window, in nats a character.
 
-    Args:
-      model: a model of `build_model`.
-      examples: 'tokens' int32 [B, T + 1], and 'length' int32 [B] for windows
-        that may be shorter.
-      rngs: the source of dropout masks in training, None in evaluation.
+    Examples have 'tokens' [B, T + 1], and 'length' [B] where windows may be
+    shorter.
     """
     tokens = examples['tokens'].astype(jnp.int32)
     logits = model(tokens[:, :-1], rngs=rngs).astype(jnp.float32)
@@ -186,28 +153,15 @@ class Characters(protocol.Task):
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     return token_inputs.check(inputs, len(self.vocabulary))
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
-    """Returns the most likely next token of each text, int32 [B].
-
-    Args:
-      model: a trained model.
-      inputs: tokens int32 [B, T].
-    """
+  def predict(self, model, inputs) -> jax.Array:
+    """Returns the most likely next token, int32 [B], of tokens [B, T]."""
     logits = model(jnp.asarray(inputs, jnp.int32))[:, -1]
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-  def sample(
-      self,
-      model: nnx.Module,
-      prompt: str,
-      key: jax.Array,
-      *,
-      length: int | None = None,
-      temperature: float | None = None,
-  ) -> Iterator[str]:
+  def sample(self, model, prompt, key, *, length=None, temperature=None):
     """Returns the prompt and then one character after another.
 
     Args:
@@ -223,19 +177,18 @@ class Characters(protocol.Task):
       ValueError: the prompt has characters that the text has not, or another
         argument is out of its range.
     """
-    for name, value in (('length', length), ('temperature', temperature)):
+    given = {'length': length, 'temperature': temperature}
+    for name, value in given.items():
       rule = _DATA_RULES[f'sample_{name}']
-      if value is not None and not rule.allows(value):
+      if value is None:
+        given[name] = self._data[f'sample_{name}']
+      elif not rule.allows(value):
         raise ValueError(
             f'{name} must be {rule.text}; got {fields.shorten(value)}'
         )
     start = '\n' if '\n' in self.vocabulary else self.vocabulary[0]
     tokens = jnp.asarray(encode(prompt or start, self.vocabulary), jnp.int32)
-    if length is None:
-      length = self._data.sample_length
-    if temperature is None:
-      temperature = self._data.sample_temperature
-    return self._sample(model, prompt, tokens, key, length, float(temperature))
+    return self._sample(model, prompt, tokens, key, **given)
 
   def _sample(self, model, prompt, tokens, key, length, temperature):
     graphdef, state = nnx.split(model)
@@ -244,7 +197,7 @@ class Characters(protocol.Task):
     logits = logits[-1]
     for first in range(0, length, _TOGETHER):
       carry, logits, tokens = _go_on(
-          graphdef, state, carry, logits, key, first, temperature
+          graphdef, state, carry, logits, key, first, float(temperature)
       )
       for token in np.asarray(tokens)[: length - first]:
         yield self.vocabulary[token]
@@ -254,10 +207,9 @@ class Characters(protocol.Task):
     seed = results[0]['seed']
     pieces = self.sample(best_model(seed), '', jax.random.key(seed))
     sample = ''.join(pieces)
-    text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
 
-    def write(path, title):
-      del title
+    def write(path, _):
+      text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
       path.write_text(text, encoding='utf-8')
 
     return protocol.Report(
@@ -323,25 +275,21 @@ def encode(text: str, vocabulary: str) -> np.ndarray:
   Raises:
     ValueError: a character is not in the vocabulary.
   """
-  places = {character: place for place, character in enumerate(vocabulary)}
   if unknown := sorted(set(text) - set(vocabulary)):
     raise ValueError(
         f'{fields.shorten("".join(unknown))} is not in the text that the model'
         ' was trained on'
     )
+  places = {character: place for place, character in enumerate(vocabulary)}
   return np.array([places[character] for character in text], np.int32)
 
 
 def random_windows(
     tokens: jax.Array, batch_size: int, context: int, key: jax.Array
 ) -> dict[str, jax.Array]:
-  """Returns windows that begin anywhere, 'tokens' [B, T + 1].
+  """Returns windows 'tokens' [B, T + 1] of T = context, which begin anywhere.
 
-  Args:
-    tokens: the text, [N], N > T.
-    batch_size: the batch size B.
-    context: the length T of a window.
-    key: the key of the places.
+  The text is [N], N > T.
   """
   starts = jax.random.randint(key, (batch_size,), 0, len(tokens) - context)
   return {'tokens': tokens[starts[:, None] + jnp.arange(context + 1)]}
@@ -350,13 +298,9 @@ def random_windows(
 def windows(tokens: np.ndarray, context: int) -> dict[str, np.ndarray]:
   """Returns all of a text in windows, each of which begins where one ends.
 
-  Args:
-    tokens: the text, [N], N >= 2.
-    context: the length T of a window.
-
-  Returns:
-    'tokens' int32 [windows, T + 1], the last one padded with zeros, and
-    'length' int32 [windows], targets of each: N - 1 in all.
+  They are 'tokens' int32 [windows, T + 1] of T = context, the last one padded
+  with zeros, and 'length' int32 [windows], targets of each. A text [N], N >= 2,
+  has N - 1 targets.
   """
   num_targets = len(tokens) - 1
   count = -(-num_targets // context)

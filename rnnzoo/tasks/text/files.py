@@ -7,6 +7,7 @@ import codecs
 from collections.abc import Sequence
 import datetime
 import gzip
+import itertools
 import re
 from typing import Any
 import zlib
@@ -19,9 +20,6 @@ from rnnzoo.models import decoding
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
-
-# A text in a file: UTF-8, or UTF-16 or 32 with its mark, plain or .gz.
-
 
 # A .gz file may hold this many bytes, or this many times its own size.
 _MOST_BYTES, _MOST_TIMES = 2**28, 100
@@ -119,35 +117,24 @@ def read_parallel(
 
   An empty line beside one that is not stays; a warning tells of it.
 
-  Args:
-    source: path of a file that `text_files.read` reads.
-    target: path of such a file with the translation.
-    fields: the config's fields that hold the paths, for messages.
+  Both are paths of files that `read` reads, and `fields` the config's fields
+  that hold the paths, for messages.
 
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: a file is no text or has no lines, or numbers of lines differ.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
+  sides = (sources, targets, source), (targets, sources, target)
   if len(sources) != len(targets):
-    short, long = sorted(
-        ((len(sources), source), (len(targets), target)), key=lambda x: x[0]
-    )
+    (few, many, short), (_, _, long) = sorted(sides, key=lambda x: len(x[0]))
     raise ValueError(
-        f'{short[1]} has {short[0]:,} lines and {long[1]} {long[0]:,}: line'
-        f' {short[0] + 1} of {long[1]} has no translation'
+        f'{short} has {len(few):,} lines and {long} {len(many):,}: line'
+        f' {len(few) + 1} of {long} has no translation'
     )
-  for lines, others, path in (
-      (sources, targets, source),
-      (targets, sources, target),
-  ):
-    places = [
-        place
-        for place, (line, other) in enumerate(
-            zip(lines, others, strict=True), 1
-        )
-        if other.strip() and not line.strip()
-    ]
+  for lines, others, path in sides:
+    pairs = enumerate(zip(lines, others, strict=True), 1)
+    places = [i for i, (a, b) in pairs if b.strip() and not a.strip()]
     if places:
       logging.warning(
           '%s, line %d, is empty, and its translation is not; so are %d of %d'
@@ -170,14 +157,10 @@ def _read(path: str, field: str) -> list[str]:
 def read_tfds(
     source: str, data_dir: str
 ) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
-  """Returns the name of a set of TFDS, and its pairs of lines by split.
+  """Returns the name of a set 'tfds:<name>', and its pairs of lines by split.
 
   A split for validation or for the test that the set lacks is the last
   twentieth of the lines left to train on.
-
-  Args:
-    source: 'tfds:<name>'.
-    data_dir: the folder where TFDS keeps its sets.
 
   Raises:
     ValueError: the set cannot be read, or has no text.
@@ -196,13 +179,13 @@ def read_tfds(
     splits[name] = (sides[0], sides[1])
   for name in ('test', 'validation'):
     if name not in splits:
-      count = len(splits['train'][0]) // 20
+      sources, targets = splits['train']
+      count = len(sources) // 20
       if not count:
         raise ValueError(
             f'config.data.source={source!r} has no split {name!r}, and too few'
             ' training examples to split it off'
         )
-      sources, targets = splits['train']
       splits[name] = sources[-count:], targets[-count:]
       splits['train'] = sources[:-count], targets[:-count]
   return found.name, splits
@@ -221,9 +204,7 @@ def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:
 def boundaries(lengths: np.ndarray, num_buckets: int) -> list[int]:
   """Returns the greatest length of each bucket but the last, which has none.
 
-  Args:
-    lengths: lengths of the pairs to train on; each bucket gets as many.
-    num_buckets: the greatest number of buckets.
+  There are at most `num_buckets`, and each gets as many pairs to train on.
   """
   places = np.arange(1, num_buckets) / num_buckets
   cuts = np.quantile(lengths, places, method='lower').astype(int)
@@ -249,10 +230,8 @@ def buckets(
   """
   found = np.searchsorted(np.array(cuts, int), longest(pairs))
   parts = []
-  for bucket in range(len(cuts) + 1):
+  for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
-    if not len(places):
-      continue
     for side in pairs:
       protocol.check(
           [len(side[i]) + 1 for i in places],
@@ -283,8 +262,6 @@ def pad(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
 
 
 # Dates as people write them, and as ISO 8601 does; made from a seed.
-
-
 _FIRST_DAY = datetime.date(1900, 1, 1)
 NUM_DAYS = (datetime.date(2100, 1, 1) - _FIRST_DAY).days
 _MONTHS = (
@@ -315,25 +292,17 @@ def dates(
 ) -> list[tuple[list[str], list[str]]]:
   """Returns dates as people write them, and as ISO 8601 does.
 
-  No day is in two of the parts.
-
-  Args:
-    seed: seed of days and ways to write days.
-    counts: pairs of each part; together at most `NUM_DAYS`.
+  Each part has a count of pairs, together at most `NUM_DAYS`, and no day is in
+  two of the parts. The seed is of days and of ways to write days.
   """
   random = np.random.default_rng(seed)
   days = random.permutation(NUM_DAYS)[: sum(counts)]
   forms = random.integers(0, len(_FORMS), len(days))
-  pairs = []
-  for day, form in zip(days.tolist(), forms.tolist(), strict=True):
-    date = _FIRST_DAY + datetime.timedelta(days=day)
-    pairs.append((_FORMS[form](date), date.isoformat()))
-  parts, start = [], 0
-  for count in counts:
-    part = pairs[start : start + count]
-    parts.append(([pair[0] for pair in part], [pair[1] for pair in part]))
-    start += count
-  return parts
+  dates = [_FIRST_DAY + datetime.timedelta(days=day) for day in days.tolist()]
+  texts = (_FORMS[f](day) for f, day in zip(forms, dates, strict=True))
+  isos = (day.isoformat() for day in dates)
+  take = lambda lines, count: list(itertools.islice(lines, count))
+  return [(take(texts, count), take(isos, count)) for count in counts]
 
 
 def _cardinal(number: int) -> str:
@@ -351,15 +320,12 @@ def _ordinal(number: int) -> str:
 
 def _year(year: int) -> str:
   century, rest = divmod(year, 100)
-  if year == 2000:
-    return 'two thousand'
+  if century == 20 and rest < 10:
+    return f'two thousand and {_cardinal(rest)}' if rest else 'two thousand'
   if not rest:
     return f'{_cardinal(century)} hundred'
-  if century == 20 and rest < 10:
-    return f'two thousand and {_cardinal(rest)}'
-  if rest < 10:
-    return f'{_cardinal(century)} oh {_cardinal(rest)}'
-  return f'{_cardinal(century)} {_cardinal(rest)}'
+  oh = 'oh ' if rest < 10 else ''
+  return f'{_cardinal(century)} {oh}{_cardinal(rest)}'
 
 
 def _suffixed(day: int) -> str:

@@ -10,10 +10,9 @@ References:
   translate, 2015.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import functools
 import itertools
-import types
 from typing import Any
 
 from absl import logging
@@ -44,48 +43,43 @@ EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
 # Test lines in the report: with a picture, and in writing.
 _PICTURES, _EXAMPLES = 3, 20
 
+_SPLITS = ('train', 'validation', 'test')
 _PATHS = tuple(
-    f'{part}_{side}'
-    for part in ('train', 'validation', 'test')
-    for side in ('source', 'target')
+    f'{part}_{side}' for part in _SPLITS for side in ('source', 'target')
 )
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'source': fields.Rule(
-            "'dates', 'files' or 'tfds:<name>'",
-            lambda value: value in ('dates', 'files')
-            or (isinstance(value, str) and tfds_sets.is_source(value)),
-        ),
-        'data_dir': fields.text(),
-        **{name: fields.text() for name in _PATHS},
-        'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
-        'dates_seed': fields.seed(),
-        'source_tokens': fields.one_of(vocabularies.KINDS),
-        'target_tokens': fields.one_of(vocabularies.KINDS),
-        'lowercase': fields.flag(),
-        'min_count': fields.integer(1),
-        'vocabulary_size': fields.integer(5, 10**7),
-        'max_length': fields.integer(0),
-        'num_buckets': fields.integer(1, 20),
-        'output_length': fields.integer(1, 10**4),
-        'num_beams': fields.integer(1, 1000),
-        'length_penalty': fields.number(0),
-        'decode_batch_size': fields.integer(1, 10**5),
-    }
-)
-_MODEL_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'embed_features': fields.integer(1, 2**16),
-        'attention_features': fields.integer(0, 2**16),
-        'is_bidirectional': fields.flag(),
-        'init_std': fields.number(0),
-        'teacher_forcing': fields.number(0, 1),
-        'teacher_forcing_end': fields.number(0, 1),
-        'teacher_forcing_steps': fields.integer(1),
-        'label_smoothing': fields.number(0, 1, below=True),
-        'norm': fields.one_of(('layer',), optional=True),
-    }
-)
+_DATA_RULES: Mapping[str, fields.Rule] = {
+    'source': fields.Rule(
+        "'dates', 'files' or 'tfds:<name>'",
+        lambda value: value in ('dates', 'files')
+        or (isinstance(value, str) and tfds_sets.is_source(value)),
+    ),
+    'data_dir': fields.text(),
+    **{name: fields.text() for name in _PATHS},
+    'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
+    'dates_seed': fields.seed(),
+    'source_tokens': fields.one_of(vocabularies.KINDS),
+    'target_tokens': fields.one_of(vocabularies.KINDS),
+    'lowercase': fields.flag(),
+    'min_count': fields.integer(1),
+    'vocabulary_size': fields.integer(5, 10**7),
+    'max_length': fields.integer(0),
+    'num_buckets': fields.integer(1, 20),
+    'output_length': fields.integer(1, 10**4),
+    'num_beams': fields.integer(1, 1000),
+    'length_penalty': fields.number(0),
+    'decode_batch_size': fields.integer(1, 10**5),
+}
+_MODEL_RULES: Mapping[str, fields.Rule] = {
+    'embed_features': fields.integer(1, 2**16),
+    'attention_features': fields.integer(0, 2**16),
+    'is_bidirectional': fields.flag(),
+    'init_std': fields.number(0),
+    'teacher_forcing': fields.number(0, 1),
+    'teacher_forcing_end': fields.number(0, 1),
+    'teacher_forcing_steps': fields.integer(1),
+    'label_smoothing': fields.number(0, 1, below=True),
+    'norm': fields.one_of(('layer',), optional=True),
+}
 
 
 class TrainingSteps(nnx.Variable):
@@ -124,9 +118,7 @@ class Translation(protocol.Task):
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text, and makes vocabularies from the part to train on.
 
-    Args:
-      config: a config with `data` and `model`, as in
-        `configs/base_translation.py`.
+    The config is as in `configs/base_translation.py`.
 
     Raises:
       ValueError: a field has a value that cannot be, or a file is no text, or
@@ -142,15 +134,15 @@ class Translation(protocol.Task):
     is_text = data.source != 'dates'
     self.metrics = (BLEU if is_text else EXACT_MATCH, protocol.PERPLEXITY)
     self.dataset, self._lines = _read(data)
-    make = lambda side, kind: vocabularies.make_vocabulary(
-        self._lines['train'][side],
-        kind,
+    sources, targets = self._lines['train']
+    make = functools.partial(
+        vocabularies.make_vocabulary,
         lowercase=data.lowercase,
         min_count=data.min_count,
         size=data.vocabulary_size,
     )
-    self.source_vocabulary = make(0, data.source_tokens)
-    self.target_vocabulary = make(1, data.target_tokens)
+    self.source_vocabulary = make(sources, data.source_tokens)
+    self.target_vocabulary = make(targets, data.target_tokens)
     pairs = {
         name: (
             self.source_vocabulary.encode(sources),
@@ -158,8 +150,10 @@ class Translation(protocol.Task):
         )
         for name, (sources, targets) in self._lines.items()
     }
-    pairs['train'], self.left_out = _at_most(pairs['train'], data.max_length)
-    if not pairs['train'][0]:
+    longest = text_files.longest(pairs['train'])
+    keeps = longest <= (data.max_length or np.inf)
+    self.left_out = int(np.sum(~keeps))
+    if not keeps.any():
       raise ValueError(
           'every pair of lines to train on has more than config.data.max_length'
           f' = {data.max_length} tokens'
@@ -169,12 +163,12 @@ class Translation(protocol.Task):
           '%d of %d pairs of lines to train on have more than'
           ' config.data.max_length = %d tokens and are left out.',
           self.left_out,
-          len(self._lines['train'][0]),
+          len(keeps),
           data.max_length,
       )
-    cuts = text_files.boundaries(
-        text_files.longest(pairs['train']), data.num_buckets
-    )
+    kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
+    pairs['train'] = kept[0], kept[1]
+    cuts = text_files.boundaries(longest[keeps], data.num_buckets)
     parts = {}
     for name, part in pairs.items():
       try:
@@ -213,12 +207,7 @@ class Translation(protocol.Task):
     task.target_vocabulary = restored(described['target_vocabulary'])
     return task
 
-  def build_model(self, rngs: nnx.Rngs) -> models.Seq2Seq:
-    """Returns the encoder and decoder that `config.model` describes.
-
-    Raises:
-      ValueError: the layer or one of its options does not exist.
-    """
+  def build_model(self, rngs) -> models.Seq2Seq:
     model = self._model
     encoder = backbones.build(
         model,
@@ -247,12 +236,7 @@ class Translation(protocol.Task):
       _draw(built, model.init_std, rngs)
     return built
 
-  def evaluate(
-      self,
-      model: nnx.Module,
-      examples: protocol.Examples,
-      rngs: nnx.Rngs | None = None,
-  ) -> protocol.Evaluation:
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns the mean cross entropy of each target, in nats a token.
 
     Args:
@@ -282,10 +266,10 @@ class Translation(protocol.Task):
     means = jnp.sum(jnp.where(counts, losses, 0.0), axis=1) / lengths
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
-  def check_inputs(self, inputs: Any) -> Any:
+  def check_inputs(self, inputs):
     return token_inputs.check(inputs, len(self.source_vocabulary))
 
-  def predict(self, model: nnx.Module, inputs: jax.Array) -> jax.Array:
+  def predict(self, model, inputs) -> jax.Array:
     """Returns the tokens of the translations, int32 [B, output_length].
 
     Args:
@@ -294,11 +278,9 @@ class Translation(protocol.Task):
     """
     source = jnp.asarray(inputs, jnp.int32)
     lengths = jnp.sum(source != decoding.PAD, axis=1)
-    return self._decode(model, source, lengths, self._data.num_beams).tokens
+    return self._decode(self._data.num_beams, model, source, lengths).tokens
 
-  def predict_lines(
-      self, model: nnx.Module, lines: Iterable[str]
-  ) -> Iterator[str]:
+  def predict_lines(self, model, lines):
     """Returns a translation for each line.
 
     Args:
@@ -306,10 +288,10 @@ class Translation(protocol.Task):
       lines: lines to translate; `config.data.decode_batch_size` are read before
         the first is translated.
     """
-    decoder = self._decoder(model, self._data.num_beams)
+    decode = self._decoder(model, self._data.num_beams)
     lines = iter(lines)
     while batch := list(itertools.islice(lines, self._data.decode_batch_size)):
-      found = decoder(self.source_vocabulary.encode(batch))
+      found = decode(self.source_vocabulary.encode(batch))
       yield from map(self.target_vocabulary.text, found)
 
   def measure(self, model, split, predictions) -> dict[str, Any]:
@@ -359,19 +341,14 @@ class Translation(protocol.Task):
 
     files = {'translations.txt': write}
     if self._model.attention_features:
-      weights = [
-          translation_decoding.attention_weights(model, *pair)
-          for pair in zip(tokens[:_PICTURES], found[:_PICTURES], strict=True)
-      ]
+      pairs = zip(tokens[:_PICTURES], found[:_PICTURES], strict=True)
       pictures = [
           (
-              weight,
+              translation_decoding.attention_weights(model, source, target),
               [*self.source_vocabulary.pieces(source), '</s>'],
               [*self.target_vocabulary.pieces(target), '</s>'],
           )
-          for weight, source, target in zip(
-              weights, tokens[:_PICTURES], found[:_PICTURES], strict=True
-          )
+          for source, target in pairs
       ]
       files['attention.png'] = lambda path, title: figures.plot_attention(
           path, f'{title}, test, seed {seed}', pictures
@@ -392,7 +369,7 @@ class Translation(protocol.Task):
     steps[...] = steps[...] + 1
     return start + (end - start) * done
 
-  def _decode(self, model, source, lengths, num_beams) -> decoding.Decoded:
+  def _decode(self, num_beams, model, source, lengths) -> decoding.Decoded:
     return model.decode(
         source,
         lengths,
@@ -401,27 +378,17 @@ class Translation(protocol.Task):
         length_penalty=self._data.length_penalty,
     )
 
-  def _decoder(
-      self, model: nnx.Module, num_beams: int
-  ) -> translation_decoding.Decoder:
-    def decode(model, source, lengths):
-      return self._decode(model, source, lengths, num_beams)
+  def _decoder(self, model, num_beams: int) -> Callable[[Any], list[Any]]:
+    decode = functools.partial(self._decode, num_beams)
+    size = self._data.decode_batch_size
+    return translation_decoding.decoder(model, decode, size)
 
-    return translation_decoding.Decoder(
-        model, decode, self._data.decode_batch_size
-    )
-
-  def _compare(
-      self, found: Sequence[Sequence[int]], targets: Sequence[str]
-  ) -> dict[str, Any]:
+  def _compare(self, found, targets) -> dict[str, Any]:
     """Returns the metrics of translations."""
     given = found, targets, self.target_vocabulary
-    results: dict[str, Any] = {
-        'exact_match': translation_decoding.exact_match(*given)
-    }
-    if BLEU in self.metrics:
-      results |= translation_decoding.bleu(*given)
-    return results
+    exact = {'exact_match': translation_decoding.exact_match(*given)}
+    is_text = BLEU in self.metrics
+    return exact | (translation_decoding.bleu(*given) if is_text else {})
 
   def _unknown(self, split: str) -> dict[str, float]:
     """Returns the share of a split's tokens that are not in a vocabulary.
@@ -429,11 +396,10 @@ class Translation(protocol.Task):
     The ends of lines, which are tokens of the model, are none of the text.
     """
     shares = {}
+    parts = protocol.buckets(self.splits[split])
     for name in ('source', 'target'):
-      lengths = f'{name}_length'
-      parts = protocol.buckets(self.splits[split])
       unknown = sum(np.sum(part[name] == decoding.UNKNOWN) for part in parts)
-      total = sum(np.sum(part[lengths] - 1) for part in parts)
+      total = sum(np.sum(part[f'{name}_length'] - 1) for part in parts)
       shares[name] = float(unknown / max(total, 1))
     return shares
 
@@ -453,7 +419,6 @@ def _read(
     data: ml_collections.ConfigDict,
 ) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
   """Returns the name of the data, and pairs of lines by split."""
-  names = ('train', 'validation', 'test')
   if not tfds_sets.is_source(data.source):
     fields.check_unread(data, ('data_dir',), 'source')
   # Not refused: some configs name files.
@@ -466,7 +431,7 @@ def _read(
   if data.source == 'dates':
     parts = text_files.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
-    return dataset, dict(zip(names, parts, strict=True))
+    return dataset, dict(zip(_SPLITS, parts, strict=True))
   if data.source != 'files':
     return text_files.read_tfds(data.source, data.data_dir)
   lines = {
@@ -475,31 +440,19 @@ def _read(
           data[f'{name}_target'],
           (f'config.data.{name}_source', f'config.data.{name}_target'),
       )
-      for name in names
+      for name in _SPLITS
   }
   last = lambda path: path.replace('\\', '/').split('/')[-1]
   dataset = f'{last(data.train_source)} to {last(data.train_target)}'
   return dataset, lines
 
 
-def _at_most(
-    pairs: tuple[list[list[int]], list[list[int]]], length: int
-) -> tuple[tuple[list[list[int]], list[list[int]]], int]:
-  """Returns the pairs that are not longer, 0 for any, and how many are."""
-  if not length:
-    return pairs, 0
-  keeps = text_files.longest(pairs) <= length
-  kept = tuple(list(itertools.compress(side, keeps)) for side in pairs)
-  return (kept[0], kept[1]), int(np.sum(~keeps))
-
-
 def _draw(model: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
   """Draws all weights anew from N(0, std^2), and sets biases to zero."""
   for path, param in nnx.iter_graph(model):
     if isinstance(param, nnx.Param):
-      is_weight = 'bias' not in path and 'scale' not in path
-      if is_weight:
+      if 'bias' in path:
+        param[...] = jnp.zeros(param.shape, param.dtype)
+      elif 'scale' not in path:
         normal = jax.random.normal(rngs.params(), param.shape, param.dtype)
         param[...] = std * normal
-      elif 'bias' in path:
-        param[...] = jnp.zeros(param.shape, param.dtype)

@@ -214,11 +214,6 @@ def _alphabet(lines: Iterable[str], min_count: int, size: int) -> list[str]:
   """Returns the characters that subwords are made of, the most frequent.
 
   `BpeTrainer` alone keeps all characters, however many and however rare.
-
-  Args:
-    lines: the normalised lines.
-    min_count: the least count of a character in the lines.
-    size: the greatest number of characters.
   """
   counts: collections.Counter[str] = collections.Counter()
   for line in lines:
