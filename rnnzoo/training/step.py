@@ -145,11 +145,9 @@ class Program:
     steps = over_seeds(self._steps, (0, None, 0, None, 0, 0))
     self.train_steps: Any = jit(steps, donate_argnums=0)
 
-    def evaluate_batches(params, statistics, examples, order, predict):
+    def evaluate_batches(*given, predict):
       one = functools.partial(self._results, predict=predict)
-      return over_seeds(one, (0, 0, None, None))(
-          params, statistics, examples, order
-      )
+      return over_seeds(one, (0, 0, None, None))(*given)
 
     self._axis = axis
     self._evaluate_batches = jit(evaluate_batches, static_argnames='predict')
@@ -211,13 +209,10 @@ class Program:
       )
       predictions = [result.predictions for result in results]
       return joined._replace(predictions=predictions if predict else None)
+    evaluate = functools.partial(self._evaluate_batches, params, statistics)
     parts: list[protocol.Evaluation] = []
     for examples in split.pieces():
-      parts.append(
-          self._evaluate_batches(
-              params, statistics, examples, order, predict=predict
-          )
-      )
+      parts.append(evaluate(examples, order, predict=predict))
       # One piece is on its way while the results of the one before are read.
       parts[-2:-1] = [jax.tree.map(np.asarray, part) for part in parts[-2:-1]]
 
@@ -286,13 +281,11 @@ class Program:
         return None, None, *found
       return state.loss_scale.value_and_grad(self._loss, has_aux=True)(*given)
 
-    loss_scale, finite, (loss, (statistics, scores)), gradients = (
-        self._visits.visit(differentiate, examples, order, state.step)
-    )
+    found = self._visits.visit(differentiate, examples, order, state.step)
+    loss_scale, finite, (loss, (statistics, scores)), gradients = found
     # flax has scaled ones in float32; an optimiser wants the parameters' dtype.
-    gradients = jax.tree.map(
-        lambda g, p: g.astype(p.dtype), gradients, state.params
-    )
+    cast = lambda gradient, param: gradient.astype(param.dtype)
+    gradients = jax.tree.map(cast, gradients, state.params)
     with jax.named_scope('optimizer'):
       updates, optimizer_state = self._optimizer.update(
           gradients, state.optimizer, state.params
