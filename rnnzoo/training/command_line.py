@@ -139,8 +139,7 @@ def make_importable() -> None:
 def describe_config(name: str) -> tuple[str, str]:
   """Returns the task of a config, and the first line of its docstring.
 
-  Args:
-    name: a name in `config_names()`; call `make_importable` first.
+  Its name is in `config_names()`; call `make_importable` first.
   """
   module = importlib.import_module(f'configs.{name}')
   title = (module.__doc__ or '').splitlines()[0]
@@ -263,13 +262,9 @@ def _is_not_told_here(record: Any) -> bool:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-  """Parses the command line, and gives up where it cannot be obeyed.
+  """Parses a command line, and gives up where it cannot be obeyed.
 
-  Args:
-    argv: the command line with the program's name.
-
-  Returns:
-    The rest of it, the program's name.
+  Returns the rest of it, the program's name.
   """
   # Libraries log much beside the program's own lines.
   logging.get_absl_logger().setLevel('ERROR')
@@ -302,6 +297,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _check_modes() -> None:
   """Gives up on flags that would have no effect with this --mode."""
+  first = '; the first seed of a run is --config.seed'
   if _PROFILE.value and _MODE.value != 'train':
     processes.give_up(
         '--profile is of training steps; it would have no effect with'
@@ -309,15 +305,12 @@ def _check_modes() -> None:
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':
-      hint = '; the first seed of a run is --config.seed'
-      processes.give_up(
-          f'--{flag.name} is for samples, with --mode=sample'
-          + (hint if flag is _SEED else '')
-      )
+      text = f'--{flag.name} is for samples, with --mode=sample'
+      processes.give_up(text + (first if flag is _SEED else ''))
   if _MODEL_SEED.present and _MODE.value == 'train':
     processes.give_up(
         '--model_seed is for a run that is there, with --mode=evaluate, predict'
-        ' or sample; the first seed of a run is --config.seed'
+        f' or sample{first}'
     )
 
 

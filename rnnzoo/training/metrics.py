@@ -62,20 +62,11 @@ def monitored(
   """Returns a monitored value as one that is to become small.
 
   Early stopping and the plateau rule take such a value, and the latter's
-  relative threshold means nothing below zero.
-
-  Args:
-    name: the name of the metric, as 'validation_accuracy'.
-    value: its value in the last epoch.
-    metrics: the metrics of the task.
+  relative threshold means nothing below zero. `name` is the metric's, as
+  'validation_accuracy', and `metrics` are the task's.
   """
-  metric = find(name.removeprefix('validation_'), metrics)
+  metric = {f'validation_{metric.name}': metric for metric in metrics}[name]
   return metric.greatest - value if metric.higher_is_better else value
-
-
-def find(name: str, metrics: Sequence[protocol.Metric]) -> protocol.Metric:
-  """Returns the metric of that name."""
-  return next(metric for metric in metrics if metric.name == name)
 
 
 def of_test(

@@ -113,7 +113,8 @@ def initialize(
 def _end_alone() -> NoReturn:
   """Ends this process, which its peers have not found."""
   tell(f'{_NOT_CONNECTED} ({_CONNECT_SECONDS} s have passed)')
-  _leave(2, common=False)
+  sys.stdout.flush()
+  os._exit(2)
 
 
 def _check(address: Any, num_processes: Any, process_id: Any) -> None:
@@ -311,19 +312,12 @@ def needs_memory(error: MemoryError) -> str:
 
 
 def _exit(code: int, common: bool = True) -> NoReturn:
-  """Ends the program; in a run with others, without waiting for them."""
-  if are_connected():
-    _leave(code, common)
-  sys.exit(code)
+  """Ends the program; in a run with others at once, since they may wait.
 
-
-def _leave(code: int, common: bool) -> NoReturn:
-  """Ends this process at once: its peers may be waiting for it.
-
-  Args:
-    code: the exit code.
-    common: whether its peers end by themselves, for this reason too.
+  If `common`, they end by themselves, for this reason too.
   """
+  if not are_connected():
+    sys.exit(code)
   sys.stdout.flush()
   sys.stderr.flush()
   if common and is_first():

@@ -61,15 +61,10 @@ _IN_RESULTS_ALONE = ('config', 'data', 'history')
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns the content of a seed's result.json.
-
-  Args:
-    directory: the run directory.
-    seed: the seed that it must be of.
-    dataset: the name of the data set that it must be of.
+  """Returns the content of result.json of a seed of a run on a data set.
 
   Raises:
-    RunFileError: the file is damaged.
+    RunFileError: the file is damaged, or of another seed, run or data set.
   """
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
@@ -161,10 +156,7 @@ def format_report(
 ) -> str:
   """Returns the report as text for people."""
   main = metrics[0]
-  lines = [
-      f'experiment: {report["experiment"]}',
-      f'dataset: {report["dataset"]}',
-  ]
+  lines = [f'{name}: {report[name]}' for name in ('experiment', 'dataset')]
   for seed in report['seeds']:
     lines.append(
         f'seed {seed["seed"]}: test'
@@ -221,12 +213,11 @@ def write_report(
   ):
     return
   histories = {f'seed {one["seed"]}': one['history'] for one in results}
-  quantities = ['loss', *(m.name for m in metrics if not m.at_test)]
-  with files.naming(paths['curves.png']):
-    plot_curves(
-        paths['curves.png'], title, histories, list(dict.fromkeys(quantities))
-    )
-  for name, draw in more.items():
+  names = dict.fromkeys(['loss', *(m.name for m in metrics if not m.at_test)])
+  draw_curves = lambda path, title: plot_curves(
+      path, title, histories, [*names]
+  )
+  for name, draw in {'curves.png': draw_curves, **more}.items():
     with files.naming(paths[name]):
       draw(paths[name], title)
   for name, text in texts.items():
