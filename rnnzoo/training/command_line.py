@@ -97,9 +97,8 @@ def config_names() -> list[str]:
 def find_config(name: str) -> str:
   """Returns the path of a config's file.
 
-  Args:
-    name: a path, which comes first, or the name of a config that comes with the
-      project, with or without `configs/` and `.py`; else it is returned as is.
+  The name is a path, which comes first, or the name of a config that comes with
+  the project, with or without `configs/` and `.py`; else it is returned as is.
   """
   if pathlib.Path(name).is_file():
     return name
@@ -401,9 +400,7 @@ def main(
 ) -> None:
   """Trains, or does the work of --mode, after `parse_flags`.
 
-  Args:
-    unused_argv: the program's name.
-    on_workdir: function that gets the run directory, once it is known.
+  `on_workdir` gets the run directory, once it is known.
   """
   try:
     _main(on_workdir)
@@ -483,11 +480,8 @@ def sample(
 ) -> None:
   """Prints a sample, piece by piece; gives up where the task cannot.
 
-  Args:
-    loaded: the model.
-    prompt: the beginning of the text.
-    seed: the seed of the random choices; None for the seed of the model.
-    **options: length and temperature, see `Trained.sample`.
+  Without a seed, that of the model seeds its random choices. The options are
+  length and temperature, see `Trained.sample`.
   """
   with processes.one_sentence():
     rule = fields.seed()

@@ -59,15 +59,10 @@ def training_split(experiment: experiments.Experiment) -> Any:
 
 
 class Feed:
-  """The training examples of one seed.
+  """The training examples of one seed, up to the last of `num_epochs`.
 
-  Args:
-    program: the compiled functions.
-    placement: the devices.
-    examples: the training split, as `training_split` returns it.
-    key: the key of all permutations.
-    num_epochs: the last epoch's number.
-    keep_data_on: 'device', or 'host' for pieces of a few batches.
+  They are as `training_split` returns them. The key is that of permutations.
+  Pieces have a few batches if the data are kept on the host.
   """
 
   def __init__(

@@ -110,7 +110,8 @@ def _train(
       _stack(keys),
       tell,
   )
-  for one, own in zip(group, _unstack(state, len(group)), strict=True):
+  states = jax.jit(_unstack, static_argnums=1)(state, len(group))
+  for one, own in zip(group, states, strict=True):
     if one in active:
       one.run.state = own
       one.records.update((len(one.run.history) + 1) * steps)
@@ -123,7 +124,6 @@ def _stack(trees: Sequence[Any]) -> Any:
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def _unstack(tree: Any, count: int) -> list[Any]:
   """Returns the entries of a tree of arrays with a leading axis."""
   return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
@@ -139,8 +139,7 @@ def _validate(
   program = experiment.program
   if len(group) == 1:
     return [program.evaluate(*trained, split)]
-  whole = program.at_once.evaluate(*trained, split)
-  return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(group))]
+  return _unstack(program.at_once.evaluate(*trained, split), len(group))
 
 
 @promotion.of_dtypes

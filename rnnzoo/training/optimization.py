@@ -256,9 +256,6 @@ def make_loss_scale(
   whose gradients are not finite is skipped, and halves the factor. The factor
   doubles after `optimizer.loss_scale_interval` steps that were not skipped.
 
-  Args:
-    config: the resolved config.
-
   Raises:
     ValueError: `model.dtype` is no dtype.
 

@@ -9,7 +9,7 @@ its program knows nothing of all this.
 Dimensions: N examples of a split, S batches, B examples of the global batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -92,22 +92,6 @@ class Placement(NamedTuple):
       )
 
     return {name: place(array) for name, array in examples.items()}
-
-  def pieces(
-      self, examples: Mapping[str, Any], order: np.ndarray, keep_data_on: str
-  ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the batches of an order: a few at a time, or all at once.
-
-    Args:
-      examples: arrays [N, ...] by name.
-      order: the examples of each batch, int [S, B].
-      keep_data_on: 'host' for a few, 'device' for all.
-    """
-    length = len(order)
-    if keep_data_on == 'host':
-      length = batches_of_piece(examples, *order.shape)
-    for first in range(0, len(order), length):
-      yield self.batches(examples, rows_of_piece(order, first, length))
 
 
 ONE_DEVICE = Placement()

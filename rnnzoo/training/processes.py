@@ -152,9 +152,7 @@ def say(text: str, end: str = '\n') -> None:
 def from_first(function: Callable[[], T]) -> T:
   """Returns in all processes the first one's value of a function.
 
-  Args:
-    function: a function that only the first process calls. Its result, or the
-      error that it raises, is sent to its peers.
+  It alone calls the function, and sends the result, or the error, to its peers.
   """
   if jax.process_count() == 1:
     return function()
@@ -173,9 +171,8 @@ def from_first(function: Callable[[], T]) -> T:
 def one_after_first(function: Callable[[], T]) -> T:
   """Returns this process's value of a function; the first one calls first.
 
-  Args:
-    function: a function that may leave files on a shared disk for its peers. If
-      it raises in one process, all raise.
+  So it may leave files on a shared disk for its peers. If the function raises
+  in one process, all raise.
   """
   results: list[T] = []
   from_first(lambda: results.append(function()))
@@ -196,12 +193,7 @@ def one_after_first(function: Callable[[], T]) -> T:
 
 
 def check_same(digest: str, name: str) -> None:
-  """Raises ValueError in all processes if their digests differ.
-
-  Args:
-    digest: hexadecimal digits, always as many.
-    name: names the digested thing in the message.
-  """
+  """Raises ValueError in all processes if their digests, of `name`, differ."""
   if jax.process_count() == 1:
     return
   digests = _gather(np.frombuffer(bytes.fromhex(digest), np.uint8))
@@ -251,11 +243,7 @@ def set_name(name: str) -> None:
 def give_up(message: object) -> NoReturn:
   """Ends with one sentence on stderr: the caller's mistake needs no trace.
 
-  Args:
-    message: the sentence, or an error that is one.
-
-  Raises:
-    BrokenPipeError: `message` is one, which is nobody's mistake.
+  The message may be an error. A BrokenPipeError, nobody's mistake, is raised.
   """
   if isinstance(message, BrokenPipeError):
     raise message

@@ -180,14 +180,7 @@ def profile(experiment: experiments.Experiment) -> str:
 def table(
     operators: Sequence[Operator], span: float, gaps: float, num_steps: int
 ) -> list[str]:
-  """Returns the lines of a table of parts and one of operators.
-
-  Args:
-    operators: the operators, the longest first.
-    span: microseconds from the start of the first to the end of the last.
-    gaps: microseconds without an operator.
-    num_steps: the number of traced steps.
-  """
+  """Returns the lines of a table of parts and one of operators; see `read`."""
   busy = sum(row.microseconds for row in operators)
   count = sum(row.runs for row in operators)
 

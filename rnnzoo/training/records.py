@@ -23,6 +23,7 @@ from rnnzoo.tasks import protocol
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import processes
+from rnnzoo.training import step as step_lib
 
 # Seconds between lines where no terminal shows a moving bar.
 _LINE_INTERVAL = 10.0
@@ -311,27 +312,6 @@ class Samples:
     files.write_atomically(self._path, self._text)
 
 
-def make_samples(
-    task: protocol.Task, parameters: tuple[Any, Any], key: jax.Array, epoch: int
-) -> str:
-  """Returns a sample of the model as it is after an epoch, without a prompt.
-
-  Args:
-    task: a task that makes text.
-    parameters: (parameters, statistics), whole on each device.
-    key: the key of dropout in the seed's training; the sample is a function of
-      it, of the parameters and of the epoch.
-    epoch: the epoch's number.
-  """
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-  graphdef, _ = nnx.split(abstract)
-  # On one device of this process: no other process samples.
-  here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
-  model = nnx.merge(graphdef, *here)
-  key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
-  return ''.join(task.sample(model, '', key))
-
-
 def _entry(epoch: int, text: str) -> str:
   return f'\nepoch {epoch}, {len(text)} characters\n{text}\n'
 
@@ -404,10 +384,18 @@ class Records(contextlib.AbstractContextManager):
   def sample(
       self, epoch: int, parameters: tuple[Any, Any], key: jax.Array
   ) -> None:
-    """Writes a sample of the model after an epoch; see `make_samples`."""
+    """Writes a sample of the model after an epoch, without a prompt.
+
+    It is a function of the parameters (with statistics, whole on each device),
+    of dropout's key and of the epoch.
+    """
 
     def write():
-      text = make_samples(self._task, parameters, key, epoch)
+      # On one device of this process: no other process samples.
+      here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
+      model = nnx.merge(step_lib.abstract(self._task)[0], *here)
+      own_key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
+      text = ''.join(self._task.sample(model, '', own_key))
       self._samples.write(epoch, text)
       self._events.write_text(epoch, 'sample', text)
 

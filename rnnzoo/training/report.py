@@ -90,19 +90,11 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns the report over all seeds: each number's mean and std.
 
-  Args:
-    name: the name of the experiment.
-    changed: the fields in which it differs from the config of its name.
-    results: results of each seed, as the loop writes them to result.json.
-    metrics: the metrics of the task.
-    numbers: entries that the task adds.
-
-  Returns:
-    The std is the population's (divided by the number of seeds), as in
-    the published tables that we compare with. If a seed has no finite number,
-    mean and std are None. 'diverged' lists the seeds whose training ended with
-    a loss that was not finite. 'splits' has the entries of 'test' for each
-    further split, if there are any.
+  The std is the population's (divided by the number of seeds), as in the
+  published tables that we compare with. If a seed has no finite number, mean
+  and std are None. 'diverged' lists the seeds whose training ended with a loss
+  that was not finite. 'splits' has the entries of 'test' for each further
+  split, if there are any. The task adds its own numbers.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)
@@ -195,12 +187,8 @@ def write_report(
 ) -> None:
   """Writes report and figures, unless they are there: a copy may be read-only.
 
-  Args:
-    directory: the run directory.
-    report: the report from `summarize`.
-    results: the results in it, one a seed.
-    metrics: the metrics of the task.
-    more: the task's own files.
+  The report is from `summarize`, with these results. `more` are the task's own
+  files.
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
   texts = {

@@ -118,9 +118,7 @@ class Program:
         task.splits['train'], task.batch_size, placement
     )
     self.steps_per_epoch = self._visits.steps_per_epoch
-    self._structure, params, _ = split(
-        nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-    )
+    self._structure, params, _ = abstract(task)
     if dropconnect_rate:
       try:
         jax.eval_shape(self._drop, params, jax.random.key(0))
@@ -174,15 +172,17 @@ class Program:
     on_host = self._keep_data_on == 'host'
     if not on_host and self._placement.mesh is None:
       return jax.device_put(dict(examples))
-    size = protocol.num_examples(examples)
+    size, batches = protocol.num_examples(examples), self._placement.batches
     order = self._evaluation_order(size)
-    pieces = functools.partial(
-        self._placement.pieces, examples, order, self._keep_data_on
-    )
-    if on_host:
-      return Loaded(pieces, size)
-    held = list(pieces())
-    return Loaded(lambda: held, size)
+    if not on_host:
+      held = [batches(examples, order)]
+      return Loaded(lambda: held, size)
+    length = placements.batches_of_piece(examples, *order.shape)
+    rows = [
+        placements.rows_of_piece(order, first, length)
+        for first in range(0, len(order), length)
+    ]
+    return Loaded(lambda: (batches(examples, some) for some in rows), size)
 
   def evaluate(
       self, params: Any, statistics: Any, split: Any, predict: bool = False
@@ -356,6 +356,11 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """Returns (structure, parameters, all else that the model stores)."""
   graphdef, params, statistics = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
   return graphdef, params, statistics
+
+
+def abstract(task: protocol.Task) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+  """Returns `split` of a task's model, with shapes in place of arrays."""
+  return split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
 
 
 def _mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:

@@ -58,8 +58,7 @@ def restore_best(
         f'there is no checkpoint of seed {seed!r} in {workdir}; there are'
         f' {there}'
     )
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
-  graphdef, *state = step.split(abstract)
+  graphdef, *state = step.abstract(task)
   with run_directory.checkpoints(workdir, seed) as checkpoints:
     found = checkpoints.restore_best(tuple(state))
   if found is None:
@@ -85,14 +84,13 @@ def evaluate_best(
   `best` are parameters and statistics, `test` is from `Program.load`.
   """
   program, task = experiment.program, experiment.task
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-  model = nnx.merge(step.split(abstract)[0], *best, copy=True)
+  model = nnx.merge(step.abstract(task)[0], *best, copy=True)
   tests = {}
   for name, split in task.splits.items():
     if name not in ('train', 'validation'):
       # One at a time: they may be long.
       loaded = test if name == 'test' else program.load(split)
-      evaluation = program.evaluate(*best, loaded, predict=True)
+      evaluation = program.evaluate(best[0], best[1], loaded, predict=True)
       measured = task.measure(model, name, evaluation.predictions)
       tests[name] = metrics_lib.of_test(evaluation, measured, task)
   return tests
@@ -207,17 +205,16 @@ class Trained:
       ) from error
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    options: dict[str, Any] = {}
-    for name, value in (('length', length), ('temperature', temperature)):
-      if value is None:
-        continue
+    given: dict[str, Any] = {'length': length, 'temperature': temperature}
+    options = {name: x for name, x in given.items() if x is not None}
+    for name, x in options.items():
       if name not in known and not takes_all:
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )
       # A number of numpy or JAX is as good as one of Python.
-      is_array = hasattr(value, 'item') and not value.ndim
-      options[name] = value.item() if is_array else value  # type: ignore
+      if hasattr(x, 'item') and not x.ndim:
+        options[name] = x.item()
     return iter(self.task.sample(self.model, prompt, key, **options))
 
   @functools.cached_property

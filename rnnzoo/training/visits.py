@@ -64,13 +64,7 @@ class Lesson:
 
 
 class Visits:
-  """The steps of an epoch.
-
-  Args:
-    split: the training split.
-    batch_size: the batch size B.
-    placement: the devices.
-  """
+  """The steps of an epoch over a training split."""
 
   def __init__(
       self,
