@@ -278,13 +278,6 @@ def check_data(
 ) -> None:
   """Raises an error if a run was on other data; see `run_data.check`.
 
-  Args:
-    path: the run directory.
-    run: the content of run.json.
-    data: the data here.
-    goes_on: whether the run is to be trained on.
-    has_own_tests: whether data that are tests alone may be others.
-
   Raises:
     ValueError: the data are others; the message says where.
     RunFileError: task.json is damaged.
