@@ -16,6 +16,7 @@ changed.
 """
 
 from collections.abc import Mapping
+import contextlib
 import errno
 import functools
 import hashlib
@@ -40,20 +41,16 @@ MANIFEST = 'manifest.json'
 _PARTIAL = '.orbax-checkpoint-tmp'
 
 # Errors that tell nothing of the files, which may be whole.
-_NO_ACCESS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-)
+_NO_ACCESS = {
+    *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+}
 
 
 class ForeignError(files.RunFileError):
   """The checkpoint is whole, but of another run, seed or version."""
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one seed. Use as a context manager.
 
   Attributes:
@@ -77,9 +74,6 @@ class Checkpoints:
     self._checkpointer = ocp.Checkpointer(
         ocp.CompositeCheckpointHandler('state', 'best', 'progress')
     )
-
-  def __enter__(self) -> 'Checkpoints':
-    return self
 
   def __exit__(self, *unused_exception) -> None:
     self._checkpointer.close()
@@ -153,22 +147,19 @@ class Checkpoints:
       RunFileError: there are checkpoints, but no good one, or one that cannot
         be read here, or one of another run, seed or version.
     """
-    restored = self._restore(repair=True, state=state, best=best)
-    if restored is None:
-      return None
-    return restored['state'], restored['best'], restored['progress']
+    found = self._restore(repair=True, state=state, best=best)
+    return (found['state'], found['best'], found['progress']) if found else None
 
   def restore_best(self, best: Any) -> tuple[Any, dict] | None:
     """Returns (best, progress) of the latest good checkpoint; see `restore`."""
-    restored = self._restore(repair=False, best=best)
-    return (restored['best'], restored['progress']) if restored else None
+    found = self._restore(repair=False, best=best)
+    return (found['best'], found['progress']) if found else None
 
   def _restore(self, repair: bool, **like: Any) -> dict[str, Any] | None:
     """Returns the items of the latest good checkpoint, or None.
 
-    Args:
-      repair: whether to move damaged ones out of the way.
-      **like: trees like those to restore, by item.
+    Damaged ones are moved out of the way if `repair`. `like` has a tree like
+    the one to restore for each item.
     """
     damaged: dict[int, str] = {}
     if repair:
@@ -246,21 +237,15 @@ class Checkpoints:
 
   def _move_away(self, epoch: int) -> None:
     """Makes room for a new checkpoint of this epoch, and deletes nothing."""
-    target = self.directory.parent / f'damaged_checkpoint_{epoch}'
-    count = 1
-    while target.exists():
+    name, count = f'damaged_checkpoint_{epoch}', 1
+    while (target := self.directory.parent / name).exists():
       count += 1
-      target = target.with_name(f'damaged_checkpoint_{epoch}_{count}')
+      name = f'damaged_checkpoint_{epoch}_{count}'
     (self.directory / str(epoch)).rename(target)
 
 
 def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
-  """Raises an error unless a checkpoint is whole and belongs here.
-
-  Raises:
-    ForeignError: it is whole, but of another run or seed, or another version.
-    ValueError: the checkpoint is damaged.
-  """
+  """Raises ForeignError unless a checkpoint is ours, ValueError if damaged."""
   manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:
     raise ForeignError(

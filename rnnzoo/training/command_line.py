@@ -97,9 +97,8 @@ def config_names() -> list[str]:
 def find_config(name: str) -> str:
   """Returns the path of a config's file.
 
-  Args:
-    name: a path, which comes first, or the name of a config that comes with the
-      project, with or without `configs/` and `.py`; else it is returned as is.
+  The name is a path, which comes first, or the name of a config that comes with
+  the project, with or without `configs/` and `.py`; else it is returned as is.
   """
   if pathlib.Path(name).is_file():
     return name
@@ -139,8 +138,7 @@ def make_importable() -> None:
 def describe_config(name: str) -> tuple[str, str]:
   """Returns the task of a config, and the first line of its docstring.
 
-  Args:
-    name: a name in `config_names()`; call `make_importable` first.
+  Its name is in `config_names()`; call `make_importable` first.
   """
   module = importlib.import_module(f'configs.{name}')
   title = (module.__doc__ or '').splitlines()[0]
@@ -263,13 +261,9 @@ def _is_not_told_here(record: Any) -> bool:
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-  """Parses the command line, and gives up where it cannot be obeyed.
+  """Parses a command line, and gives up where it cannot be obeyed.
 
-  Args:
-    argv: the command line with the program's name.
-
-  Returns:
-    The rest of it, the program's name.
+  Returns the rest of it, the program's name.
   """
   # Libraries log much beside the program's own lines.
   logging.get_absl_logger().setLevel('ERROR')
@@ -302,6 +296,7 @@ def parse_flags(argv: list[str]) -> list[str]:
 
 def _check_modes() -> None:
   """Gives up on flags that would have no effect with this --mode."""
+  first = '; the first seed of a run is --config.seed'
   if _PROFILE.value and _MODE.value != 'train':
     processes.give_up(
         '--profile is of training steps; it would have no effect with'
@@ -309,15 +304,12 @@ def _check_modes() -> None:
     )
   for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
     if flag.present and _MODE.value != 'sample':
-      hint = '; the first seed of a run is --config.seed'
-      processes.give_up(
-          f'--{flag.name} is for samples, with --mode=sample'
-          + (hint if flag is _SEED else '')
-      )
+      text = f'--{flag.name} is for samples, with --mode=sample'
+      processes.give_up(text + (first if flag is _SEED else ''))
   if _MODEL_SEED.present and _MODE.value == 'train':
     processes.give_up(
         '--model_seed is for a run that is there, with --mode=evaluate, predict'
-        ' or sample; the first seed of a run is --config.seed'
+        f' or sample{first}'
     )
 
 
@@ -408,9 +400,7 @@ def main(
 ) -> None:
   """Trains, or does the work of --mode, after `parse_flags`.
 
-  Args:
-    unused_argv: the program's name.
-    on_workdir: function that gets the run directory, once it is known.
+  `on_workdir` gets the run directory, once it is known.
   """
   try:
     _main(on_workdir)
@@ -490,11 +480,8 @@ def sample(
 ) -> None:
   """Prints a sample, piece by piece; gives up where the task cannot.
 
-  Args:
-    loaded: the model.
-    prompt: the beginning of the text.
-    seed: the seed of the random choices; None for the seed of the model.
-    **options: length and temperature, see `Trained.sample`.
+  Without a seed, that of the model seeds its random choices. The options are
+  length and temperature, see `Trained.sample`.
   """
   with processes.one_sentence():
     rule = fields.seed()

@@ -7,7 +7,6 @@ found here, before any training, and told in one sentence.
 from collections.abc import Mapping
 import os
 import pathlib
-import types
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -31,28 +30,27 @@ from rnnzoo.training import step
 from rnnzoo.training import visits
 
 # Rules for the fields that training itself reads; tasks check their sections.
-_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'task': fields.text(),
-        'seed': fields.seed(),
-        'num_seeds': fields.integer(1),
-        'seeds_at_once': fields.integer(1),
-        'num_epochs': fields.integer(1),
-        'batch_size': fields.integer(1),
-        'num_devices': fields.integer(1, optional=True),
-        'eval_batch_size': fields.integer(1),
-        'monitor': fields.text(),
-        'checkpoint_every': fields.integer(1),
-        'checkpoint_seconds': fields.number(0),
-        'sample_every': fields.integer(0),
-        'keep_data_on': fields.one_of(('device', 'host')),
-        'optimizer': fields.section(),
-        'early_stopping': fields.section(),
-    }
-)
-_STOPPING_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {'patience': fields.integer(0), 'min_delta': fields.number(0)}
-)
+_RULES: Mapping[str, fields.Rule] = {
+    'task': fields.text(),
+    'seed': fields.seed(),
+    'num_seeds': fields.integer(1),
+    'seeds_at_once': fields.integer(1),
+    'num_epochs': fields.integer(1),
+    'batch_size': fields.integer(1),
+    'num_devices': fields.integer(1, optional=True),
+    'eval_batch_size': fields.integer(1),
+    'monitor': fields.text(),
+    'checkpoint_every': fields.integer(1),
+    'checkpoint_seconds': fields.number(0),
+    'sample_every': fields.integer(0),
+    'keep_data_on': fields.one_of(('device', 'host')),
+    'optimizer': fields.section(),
+    'early_stopping': fields.section(),
+}
+_STOPPING_RULES: Mapping[str, fields.Rule] = {
+    'patience': fields.integer(0),
+    'min_delta': fields.number(0),
+}
 
 # A config with other values here is still the experiment of its file's name.
 _NOT_IN_THE_NAME = (
@@ -183,18 +181,20 @@ def prepare(
 def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   """Raises ValueError for fields that do not fit the task or its data."""
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
-  fields.check(config, {'monitor': fields.one_of(monitors)}, 'config')
+  makes_text = type(task).sample is not protocol.Task.sample
+  for_task = f'0 for the task {config.task!r}, which'
+  rules = {
+      'monitor': fields.one_of(monitors),
+      'sample_every': fields.Rule(
+          f'{for_task} makes no text', lambda every: makes_text or not every
+      ),
+  }
+  fields.check(config, rules, 'config')
   smoothing = config.get('model', {}).get('label_smoothing', 0.0)
   if smoothing != task.label_smoothing:
     raise ValueError(
-        'config.model.label_smoothing must be 0 for the task'
-        f' {config.task!r}, which smooths no labels; got {smoothing}'
-    )
-  makes_text = type(task).sample is not protocol.Task.sample
-  if config.sample_every and not makes_text:
-    raise ValueError(
-        f'config.sample_every must be 0 for the task {config.task!r}, which'
-        f' makes no text; got {config.sample_every}'
+        f'config.model.label_smoothing must be {for_task} smooths no labels;'
+        f' got {smoothing}'
     )
   train = task.splits['train']
   if not isinstance(train, protocol.Generator):
@@ -211,17 +211,18 @@ def _check_steps(
 ) -> None:
   """Raises ValueError for a number of steps that cannot be."""
   num_steps = config.num_epochs * steps_per_epoch
-  if num_steps >= 2**31:
-    raise ValueError(
-        f'config.num_epochs must be below {2**31 // steps_per_epoch}, since'
-        f' steps are counted in 32 bits; got {config.num_epochs}'
-    )
-  if config.optimizer.accumulate_steps > num_steps:
-    raise ValueError(
-        'config.optimizer.accumulate_steps must be at most'
-        f' {num_steps}, the steps of all epochs, or nothing is ever updated;'
-        f' got {config.optimizer.accumulate_steps}'
-    )
+  in_32_bits = fields.Rule(
+      f'below {2**31 // steps_per_epoch}, since steps are counted in 32 bits',
+      lambda _: num_steps < 2**31,
+  )
+  fields.check(config, {'num_epochs': in_32_bits}, 'config')
+  update = fields.Rule(
+      f'at most {num_steps}, the steps of all epochs, or nothing is ever'
+      ' updated',
+      lambda every: every <= num_steps,
+  )
+  rules = {'accumulate_steps': update}
+  fields.check(config.optimizer, rules, 'config.optimizer')
   if config.optimizer.warmup_steps >= num_steps:
     settings.warn(
         f'config.optimizer.warmup_steps={config.optimizer.warmup_steps} is not'
@@ -261,11 +262,10 @@ def _check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if a field that training itself reads cannot be."""
   fields.check(config, _RULES, 'config')
   fields.check(config.early_stopping, _STOPPING_RULES, 'config.early_stopping')
-  last_seed = config.seed + config.num_seeds - 1
-  if last_seed >= 2**32:
+  if (last := config.seed + config.num_seeds - 1) >= 2**32:
     raise ValueError(
         'config.seed + config.num_seeds - 1 must be a seed below 2^32; got'
-        f' {last_seed}'
+        f' {last}'
     )
   tasks.find(config.task)
   # Here, since the run directory needs it as well.
@@ -299,22 +299,17 @@ def _check_seeds(
 ) -> None:
   """Raises ValueError if several seeds cannot train at once."""
   is_generator = isinstance(train, protocol.Generator)
-  reason = ''
-  if placement.num_devices > 1:
-    reason = (
-        f'on {placement.num_devices} devices; config.num_devices=1 would do'
-    )
-  elif config.keep_data_on == 'host':
-    reason = "with config.keep_data_on='host'"
-  elif not is_generator and len(protocol.buckets(train)) > 1:
-    reason = (
-        f'for the task {config.task!r}, whose batches are of different lengths'
-        ' in each seed'
-    )
-  if config.seeds_at_once > 1 and reason:
-    raise ValueError(
-        f'config.seeds_at_once must be 1 {reason}; got {config.seeds_at_once}'
-    )
+  count = placement.num_devices
+  for reason, is_so in {
+      f'on {count} devices; config.num_devices=1 would do': count > 1,
+      "with config.keep_data_on='host'": config.keep_data_on == 'host',
+      f'for the task {config.task!r}, whose batches are of different lengths in'
+      ' each seed': not is_generator
+      and len(protocol.buckets(train)) > 1,
+  }.items():
+    if is_so:
+      rule = fields.Rule(f'1 {reason}', lambda at_once: at_once == 1)
+      fields.check(config, {'seeds_at_once': rule}, 'config')
 
 
 def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
@@ -349,8 +344,10 @@ def _changes(
     config: ml_collections.ConfigDict, defaults: ml_collections.ConfigDict
 ) -> dict[str, Any]:
   """Returns the fields of `config` with values other than the defaults."""
-  here = run_directory.flatten(run_directory.as_json(config))
-  there = run_directory.flatten(run_directory.as_json(defaults))
+  here, there = (
+      run_directory.flatten(run_directory.as_json(x))
+      for x in (config, defaults)
+  )
   for key in here.keys() - there.keys():
     if not key.startswith(('model.options.', 'model.last_layer_options.')):
       raise ValueError(

@@ -59,15 +59,10 @@ def training_split(experiment: experiments.Experiment) -> Any:
 
 
 class Feed:
-  """The training examples of one seed.
+  """The training examples of one seed, up to the last of `num_epochs`.
 
-  Args:
-    program: the compiled functions.
-    placement: the devices.
-    examples: the training split, as `training_split` returns it.
-    key: the key of all permutations.
-    num_epochs: the last epoch's number.
-    keep_data_on: 'device', or 'host' for pieces of a few batches.
+  They are as `training_split` returns them. The key is that of permutations.
+  Pieces have a few batches if the data are kept on the host.
   """
 
   def __init__(
@@ -96,13 +91,13 @@ class Feed:
     """
     program, examples = self._program, self._examples
     steps = program.steps_per_epoch
-    if isinstance(examples, protocol.Generator):
-      lesson = visits.Lesson(examples.lesson(epoch))
+    is_generator = isinstance(examples, protocol.Generator)
+    is_here = self._keep_data_on == 'device' and self._placement.mesh is None
+    if is_generator or is_here:
+      if is_generator:
+        examples = visits.Lesson(examples.lesson(epoch))
       order = self._placement.replicate(program.shuffle(self._key, epoch))
-      yield Piece(lesson, order, steps)
-      return
-    if self._keep_data_on == 'device' and self._placement.mesh is None:
-      yield Piece(examples, program.shuffle(self._key, epoch), steps)
+      yield Piece(examples, order, steps)
       return
     if self._calls is None:
       self._calls = self._of_epochs(epoch)
@@ -151,15 +146,13 @@ class Feed:
     for index, rows in enumerate(order.orders):
       here = bucket == index
       place[here] = np.arange(here.sum())
-      batches = functools.partial(
-          self._placement.batches, self._examples[index]
-      )
+      examples, batches = self._examples[index], self._placement.batches
       if here.any():
-        found.append(batches(rows[order.place[steps][here]]))
+        found.append(batches(examples, rows[order.place[steps][here]]))
         continue
       # Even so, the compiled step has a branch for it.
       if index not in self._blanks:
-        self._blanks[index] = batches(rows[:1])
+        self._blanks[index] = batches(examples, rows[:1])
       found.append(self._blanks[index])
     empty = (None,) * len(found)
     return tuple(found), visits.BucketOrder(bucket, place, empty)
@@ -192,12 +185,9 @@ def run_epoch(
     while done < end:
       steps = min(call_steps, end - done) if is_short else num_steps
       is_epoch = not is_short and steps == program.steps_per_epoch
+      given = examples, order, None if is_epoch else steps, scale, key
       start = time.monotonic()
-      state = jax.block_until_ready(
-          program.train_steps(
-              state, examples, order, None if is_epoch else steps, scale, key
-          )
-      )
+      state = jax.block_until_ready(program.train_steps(state, *given))
       seconds = time.monotonic() - start
       done += steps
       on_progress(done)

@@ -89,7 +89,12 @@ def read_signed(path: pathlib.Path) -> dict[str, Any]:
     RunFileError: the file is damaged.
   """
   content = read_json(path, dict)
-  if content.pop('digest', None) != digest(content):
+  return check_digest(path, content, content.pop('digest', None))
+
+
+def check_digest(path: pathlib.Path, content: T, wanted: str | None) -> T:
+  """Returns the content of a file, or raises RunFileError if it is another."""
+  if digest(content) != wanted:
     raise RunFileError(
         f'{path} is damaged: it was changed; put back what the run wrote'
     )

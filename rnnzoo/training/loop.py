@@ -59,11 +59,8 @@ def find_active(
   """
   going = [one for one in group if not one.run.stopped]
   lessons = [lesson(experiment, one) for one in going]
-  return [
-      one
-      for one, own in zip(going, lessons, strict=True)
-      if own == min(lessons)
-  ]
+  pairs = zip(going, lessons, strict=True)
+  return [one for one, own in pairs if own == min(lessons)]
 
 
 def lesson(experiment: experiments.Experiment, one: Seed) -> int:
@@ -113,7 +110,8 @@ def _train(
       _stack(keys),
       tell,
   )
-  for one, own in zip(group, _unstack(state, len(group)), strict=True):
+  states = jax.jit(_unstack, static_argnums=1)(state, len(group))
+  for one, own in zip(group, states, strict=True):
     if one in active:
       one.run.state = own
       one.records.update((len(one.run.history) + 1) * steps)
@@ -126,7 +124,6 @@ def _stack(trees: Sequence[Any]) -> Any:
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
 
 
-@functools.partial(jax.jit, static_argnums=1)
 def _unstack(tree: Any, count: int) -> list[Any]:
   """Returns the entries of a tree of arrays with a leading axis."""
   return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
@@ -142,8 +139,7 @@ def _validate(
   program = experiment.program
   if len(group) == 1:
     return [program.evaluate(*trained, split)]
-  whole = program.at_once.evaluate(*trained, split)
-  return [jax.tree.map(lambda x, i=i: x[i], whole) for i in range(len(group))]
+  return _unstack(program.at_once.evaluate(*trained, split), len(group))
 
 
 @promotion.of_dtypes
@@ -189,15 +185,15 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   own = task.report(
       results, functools.partial(trained_lib.best_model, experiment)
   )
-  report = files.signed(
-      report_lib.summarize(
-          experiment.name, experiment.changed, results, metrics, own.numbers
+  summary = report_lib.summarize(
+      experiment.name, experiment.changed, results, metrics, own.numbers
+  )
+  report = files.signed(summary)
+  processes.from_first(
+      lambda: report_lib.write_report(
+          workdir, report, results, metrics, own.files
       )
   )
-  write = functools.partial(
-      report_lib.write_report, workdir, report, results, metrics, own.files
-  )
-  processes.from_first(write)
   text = report_lib.format_report(report, metrics)
   processes.say(text + report_lib.format_numbers(own.numbers), end='')
   return report
@@ -205,13 +201,12 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
 
 def _tell_start(experiment: experiments.Experiment) -> None:
   """Prints where the run is, and which devices train."""
-  processes.say(
-      f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
-      ' --workdir)'
-  )
   placement, train = experiment.placement, experiment.task.splits['train']
   label = 'device' if placement.num_devices == 1 else 'devices'
-  processes.say(f'{label}: {placement.text}')
+  processes.say(
+      f'run directory: {experiment.workdir} (to resume after a kill, pass it as'
+      f' --workdir)\n{label}: {placement.text}'
+  )
   num_epochs = experiment.config.num_epochs
   if isinstance(train, protocol.Generator) and (
       train.lesson(num_epochs) < len(train.lessons)
@@ -232,13 +227,8 @@ def run_seeds(
   Several seeds train in one compiled call. A seed that has stopped takes part
   until the last one stops, and its results are dropped: no other seed's numbers
   depend on when it stops. This also holds for a seed that waits for a lesson of
-  other seeds to end.
-
-  Args:
-    experiment: the experiment from `prepare`.
-    splits: the training split as the feed takes it, all further ones from
-      `Program.load`.
-    seeds: the seeds to train.
+  other seeds to end. The training split is as the feed takes it, all further
+  ones are from `Program.load`.
   """
   with contextlib.ExitStack() as stack:
     group = [_begin(experiment, splits, seed, stack) for seed in seeds]
@@ -284,14 +274,8 @@ def _begin(
           ' from those of a run on either number'
       )
   run.num_devices = placement.num_devices
-  feed = feeds.Feed(
-      experiment.program,
-      placement,
-      splits['train'],
-      keys[1],
-      config.num_epochs,
-      config.keep_data_on,
-  )
+  rest = splits['train'], keys[1], config.num_epochs, config.keep_data_on
+  feed = feeds.Feed(experiment.program, placement, *rest)
   records = stack.enter_context(
       records_lib.Records(experiment, seed, done=len(run.history))
   )

@@ -12,12 +12,7 @@ from rnnzoo.tasks import protocol
 def of_examples(
     evaluation: protocol.Evaluation, metrics: Sequence[protocol.Metric]
 ) -> dict[str, float]:
-  """Returns the metrics of a split by name, without those `at_test`.
-
-  Args:
-    evaluation: the results of all its examples.
-    metrics: the metrics, in the order wanted.
-  """
+  """Returns the metrics of all examples by name, without those `at_test`."""
   weights = None
   if evaluation.weights is not None:
     weights = np.asarray(evaluation.weights, np.float64)
@@ -38,22 +33,16 @@ def of_means(
     means: Mapping[str, float], metrics: Sequence[protocol.Metric]
 ) -> dict[str, float]:
   """Returns the metrics of means by name, without those `at_test`."""
-  return {
-      metric.name: (
-          _derived(metric, means)
-          if metric.of
-          else means[metric.name] * metric.unit
-      )
-      for metric in metrics
-      if not metric.at_test
-  }
-
-
-def _derived(metric: protocol.Metric, means: Mapping[str, float]) -> float:
-  try:
-    return float(metric.of(means))  # type: ignore[misc]
-  except OverflowError:  # The loss makes no sense.
-    return math.inf
+  found = {}
+  for metric in (metric for metric in metrics if not metric.at_test):
+    if not metric.of:
+      found[metric.name] = means[metric.name] * metric.unit
+      continue
+    try:
+      found[metric.name] = float(metric.of(means))
+    except OverflowError:  # The loss makes no sense.
+      found[metric.name] = math.inf
+  return found
 
 
 def monitored(
@@ -62,20 +51,11 @@ def monitored(
   """Returns a monitored value as one that is to become small.
 
   Early stopping and the plateau rule take such a value, and the latter's
-  relative threshold means nothing below zero.
-
-  Args:
-    name: the name of the metric, as 'validation_accuracy'.
-    value: its value in the last epoch.
-    metrics: the metrics of the task.
+  relative threshold means nothing below zero. `name` is the metric's, as
+  'validation_accuracy', and `metrics` are the task's.
   """
-  metric = find(name.removeprefix('validation_'), metrics)
+  metric = {f'validation_{metric.name}': metric for metric in metrics}[name]
   return metric.greatest - value if metric.higher_is_better else value
-
-
-def find(name: str, metrics: Sequence[protocol.Metric]) -> protocol.Metric:
-  """Returns the metric of that name."""
-  return next(metric for metric in metrics if metric.name == name)
 
 
 def of_test(
@@ -85,13 +65,10 @@ def of_test(
 ) -> dict[str, Any]:
   """Returns the entries of a split in result.json, the loss last.
 
-  Args:
-    evaluation: the results of all its examples.
-    measured: numbers from `Task.measure`.
-    task: the task whose metrics are wanted.
+  They are of all its examples; `Task.measure` gave the measured ones.
 
   Raises:
-    ValueError: a metric is missing.
+    ValueError: a metric is missing, or there twice.
   """
   values = of_examples(evaluation, protocol.all_metrics(task))
   if values.keys() & measured.keys():

@@ -10,7 +10,6 @@ optimiser moves once a step.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import math
 import re
-import types
 
 from flax.training import dynamic_scale
 import jax
@@ -23,81 +22,67 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 
 # Each takes `config.optimizer` and returns the scaling by its moments.
+_adam = lambda c: optax.scale_by_adam(c.b1, c.b2, nesterov=c.nesterov)
 _MOMENTS: Mapping[
     str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
-] = types.MappingProxyType(
-    {
-        **dict.fromkeys(
-            ('adam', 'adamw'),
-            lambda config: optax.scale_by_adam(
-                config.b1, config.b2, nesterov=config.nesterov
-            ),
-        ),
-        'adagrad': lambda config: optax.scale_by_rss(),
-        'rmsprop': lambda config: optax.scale_by_rms(config.b2),
-        'sgd': lambda config: optax.trace(config.b1, config.nesterov),
-    }
-)
-_NESTEROV = ('adam', 'adamw', 'sgd')
+] = {
+    'adam': _adam,
+    'adamw': _adam,
+    'adagrad': lambda config: optax.scale_by_rss(),
+    'rmsprop': lambda config: optax.scale_by_rms(config.b2),
+    'sgd': lambda config: optax.trace(config.b1, config.nesterov),
+}
+# Those with a momentum, Nesterov's if it is wanted.
+_WITH_MOMENTUM = ('adam', 'adamw', 'sgd')
 
-SCHEDULES = ('constant', 'cosine', 'step')
+RULES: Mapping[str, fields.Rule] = {
+    'name': fields.one_of(_MOMENTS),
+    'learning_rate': fields.number(0, above=True),
+    'b1': fields.number(0, 1, below=True),
+    'b2': fields.number(0, 1, below=True),
+    'weight_decay': fields.number(0),
+    'weight_decay_exclude': fields.text(),
+    'clip_norm': fields.number(0),
+    'clip_value': fields.number(0),
+    'schedule': fields.one_of(('constant', 'cosine', 'step')),
+    'warmup_steps': fields.integer(0),
+    'plateau_factor': fields.number(0, 1, above=True),
+    'plateau_patience': fields.integer(0),
+    'plateau_min_delta': fields.number(0),
+    'plateau_floor': fields.number(0),
+    'stop_rate': fields.number(0),
+    'step_factor': fields.number(0, 1, above=True),
+    'step_epochs': fields.integer(1),
+    'nesterov': fields.flag(),
+    'accumulate_steps': fields.integer(1, 10**6),
+    'loss_scale_interval': fields.integer(1),
+}
 
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'name': fields.one_of(_MOMENTS),
-        'learning_rate': fields.number(0, above=True),
-        'b1': fields.number(0, 1, below=True),
-        'b2': fields.number(0, 1, below=True),
-        'weight_decay': fields.number(0),
-        'weight_decay_exclude': fields.text(),
-        'clip_norm': fields.number(0),
-        'clip_value': fields.number(0),
-        'schedule': fields.one_of(SCHEDULES),
-        'warmup_steps': fields.integer(0),
-        'plateau_factor': fields.number(0, 1, above=True),
-        'plateau_patience': fields.integer(0),
-        'plateau_min_delta': fields.number(0),
-        'plateau_floor': fields.number(0),
-        'stop_rate': fields.number(0),
-        'step_factor': fields.number(0, 1, above=True),
-        'step_epochs': fields.integer(1),
-        'nesterov': fields.flag(),
-        'accumulate_steps': fields.integer(1, 10**6),
-        'loss_scale_interval': fields.integer(1),
-    }
-)
-
-
-# Fields that act under a condition: its words, and the condition.
-_ACTS: Mapping[str, tuple[str, Callable[[ml_collections.ConfigDict], bool]]] = (
-    types.MappingProxyType(
-        {
-            **dict.fromkeys(
-                ('step_factor', 'step_epochs'),
-                ("schedule='step'", lambda config: config.schedule == 'step'),
-            ),
-            **dict.fromkeys(
-                ('plateau_patience', 'plateau_min_delta', 'plateau_floor'),
-                (
-                    'plateau_factor below 1',
-                    lambda config: config.plateau_factor < 1,
-                ),
-            ),
-            'b1': (
-                'adam, adamw or sgd',
-                lambda config: config.name in ('adam', 'adamw', 'sgd'),
-            ),
-            'b2': (
-                'adam, adamw or rmsprop',
-                lambda config: config.name in ('adam', 'adamw', 'rmsprop'),
-            ),
-            'weight_decay_exclude': (
-                'weight_decay above 0',
-                lambda config: config.weight_decay > 0,
-            ),
-        }
-    )
-)
+# Conditions in words, and the fields that act under them alone.
+_ACTS: Mapping[
+    str, tuple[Callable[[ml_collections.ConfigDict], bool], tuple[str, ...]]
+] = {
+    "schedule='step'": (
+        lambda config: config.schedule == 'step',
+        ('step_factor', 'step_epochs'),
+    ),
+    'plateau_factor below 1': (
+        lambda config: config.plateau_factor < 1,
+        ('plateau_patience', 'plateau_min_delta', 'plateau_floor'),
+    ),
+    'adam, adamw or sgd': (
+        lambda config: config.name in _WITH_MOMENTUM,
+        ('b1',),
+    ),
+    'adam, adamw or rmsprop': (
+        lambda config: config.name in ('adam', 'adamw', 'rmsprop'),
+        ('b2',),
+    ),
+    'weight_decay above 0': (
+        lambda config: config.weight_decay > 0,
+        ('weight_decay_exclude',),
+    ),
+}
 
 
 def without_effect(
@@ -111,9 +96,8 @@ def without_effect(
   """
   for name in changed:
     group, _, field = name.partition('.')
-    if group == 'optimizer' and field in _ACTS:
-      needed, acts = _ACTS[field]
-      if not acts(config):
+    for needed, (acts, names) in _ACTS.items():
+      if group == 'optimizer' and field in names and not acts(config):
         yield (
             f'config.{name}={config[field]!r} has no effect here; it acts with'
             f' {needed}'
@@ -134,17 +118,18 @@ def make_optimizer(
     ValueError: a name is unknown, or a number is out of range.
   """
   fields.check(config, RULES, 'config.optimizer')
-  if config.nesterov and config.name not in _NESTEROV:
-    raise ValueError(
-        f'config.optimizer.nesterov must be False for {config.name!r}; possible'
-        f' for {", ".join(_NESTEROV)}'
-    )
-  if config.plateau_floor > config.learning_rate:
-    raise ValueError(
-        'config.optimizer.plateau_floor must be at most'
-        f' config.optimizer.learning_rate, {config.learning_rate}; got'
-        f' {config.plateau_floor}'
-    )
+  together = {
+      'nesterov': fields.Rule(
+          f'False for {config.name!r}; possible for'
+          f' {", ".join(_WITH_MOMENTUM)}',
+          lambda wanted: not wanted or config.name in _WITH_MOMENTUM,
+      ),
+      'plateau_floor': fields.Rule(
+          f'at most config.optimizer.learning_rate, {config.learning_rate}',
+          lambda floor: floor <= config.learning_rate,
+      ),
+  }
+  fields.check(config, together, 'config.optimizer')
   transformations = []
   if config.clip_value:
     transformations.append(optax.clip(config.clip_value))
@@ -160,17 +145,16 @@ def make_optimizer(
     del steps[0]
   elif config.name == 'adamw':
     steps.reverse()
-  transformations += steps
   schedule = make_schedule(config, num_steps, steps_per_epoch)
   every = config.accumulate_steps
-  if every == 1:
-    transformations.append(optax.scale_by_learning_rate(schedule))
-    return optax.chain(*transformations)
   # A schedule is one of steps, but the optimiser counts its updates.
-  at_update = lambda update: schedule((update + 1) * every - 1)
-  transformations.append(optax.scale_by_learning_rate(at_update))
-  accumulating = optax.MultiSteps(optax.chain(*transformations), every)
-  return accumulating.gradient_transformation()
+  rate = schedule if every == 1 else lambda n: schedule((n + 1) * every - 1)
+  chain = optax.chain(
+      *transformations, *steps, optax.scale_by_learning_rate(rate)
+  )
+  if every == 1:
+    return chain
+  return optax.MultiSteps(chain, every).gradient_transformation()
 
 
 def make_schedule(
@@ -221,11 +205,9 @@ def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
     ) from error
 
   def mask(params):
+    excludes = lambda path: pattern.search(jax.tree_util.keystr(path))
     return jax.tree_util.tree_map_with_path(
-        lambda path, _: not (
-            exclude and pattern.search(jax.tree_util.keystr(path))
-        ),
-        params,
+        lambda path, _: not (exclude and excludes(path)), params
     )
 
   return mask
@@ -273,9 +255,6 @@ def make_loss_scale(
   multiplied by a factor, and the gradients are divided by it in float32. A step
   whose gradients are not finite is skipped, and halves the factor. The factor
   doubles after `optimizer.loss_scale_interval` steps that were not skipped.
-
-  Args:
-    config: the resolved config.
 
   Raises:
     ValueError: `model.dtype` is no dtype.

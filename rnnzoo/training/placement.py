@@ -9,7 +9,7 @@ its program knows nothing of all this.
 Dimensions: N examples of a split, S batches, B examples of the global batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -93,22 +93,6 @@ class Placement(NamedTuple):
 
     return {name: place(array) for name, array in examples.items()}
 
-  def pieces(
-      self, examples: Mapping[str, Any], order: np.ndarray, keep_data_on: str
-  ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the batches of an order: a few at a time, or all at once.
-
-    Args:
-      examples: arrays [N, ...] by name.
-      order: the examples of each batch, int [S, B].
-      keep_data_on: 'host' for a few, 'device' for all.
-    """
-    length = len(order)
-    if keep_data_on == 'host':
-      length = batches_of_piece(examples, *order.shape)
-    for first in range(0, len(order), length):
-      yield self.batches(examples, rows_of_piece(order, first, length))
-
 
 ONE_DEVICE = Placement()
 
@@ -116,13 +100,7 @@ ONE_DEVICE = Placement()
 def batches_of_piece(
     examples: Mapping[str, Any], num_batches: int, batch_size: int
 ) -> int:
-  """Returns how many batches are sent to the devices at once.
-
-  Args:
-    examples: arrays [N, ...] by name.
-    num_batches: the number of batches, S.
-    batch_size: the batch size B.
-  """
+  """Returns how many of S batches of B are sent to the devices at once."""
   batch = batch_size * sum(array[0].nbytes for array in examples.values())
   return min(max(_PIECE_BYTES // batch, 1), num_batches)
 
@@ -153,11 +131,8 @@ def choose(
   """
   devices, processes = jax.devices(), jax.process_count()
   there = len(devices)
-  fitting = [
-      count
-      for count in range(processes, there + 1, processes)
-      if batch_size % count == 0
-  ]
+  counts = range(processes, there + 1, processes)
+  fitting = [count for count in counts if batch_size % count == 0]
   if num_devices is None and seeds_at_once > 1 and processes == 1:
     count, reason = 1, f'{seeds_at_once} seeds at once have one'
   elif num_devices is None:
@@ -191,12 +166,9 @@ def choose(
     text += f' ({count} of {there} devices: {reason})'
   if count == 1:
     return Placement(None, text)
-  chosen = [
-      device
-      for process in range(processes)
-      for device in [d for d in devices if d.process_index == process][
-          : count // processes
-      ]
-  ]
+  chosen: list[jax.Device] = []
+  for process in range(processes):
+    own = [d for d in devices if d.process_index == process]
+    chosen += own[: count // processes]
   mesh = Mesh(np.array(chosen), (_AXIS,), axis_types=(AxisType.Auto,))
   return Placement(mesh, text)

@@ -113,7 +113,8 @@ def initialize(
 def _end_alone() -> NoReturn:
   """Ends this process, which its peers have not found."""
   tell(f'{_NOT_CONNECTED} ({_CONNECT_SECONDS} s have passed)')
-  _leave(2, common=False)
+  sys.stdout.flush()
+  os._exit(2)
 
 
 def _check(address: Any, num_processes: Any, process_id: Any) -> None:
@@ -151,9 +152,7 @@ def say(text: str, end: str = '\n') -> None:
 def from_first(function: Callable[[], T]) -> T:
   """Returns in all processes the first one's value of a function.
 
-  Args:
-    function: a function that only the first process calls. Its result, or the
-      error that it raises, is sent to its peers.
+  It alone calls the function, and sends the result, or the error, to its peers.
   """
   if jax.process_count() == 1:
     return function()
@@ -172,9 +171,8 @@ def from_first(function: Callable[[], T]) -> T:
 def one_after_first(function: Callable[[], T]) -> T:
   """Returns this process's value of a function; the first one calls first.
 
-  Args:
-    function: a function that may leave files on a shared disk for its peers. If
-      it raises in one process, all raise.
+  So it may leave files on a shared disk for its peers. If the function raises
+  in one process, all raise.
   """
   results: list[T] = []
   from_first(lambda: results.append(function()))
@@ -195,12 +193,7 @@ def one_after_first(function: Callable[[], T]) -> T:
 
 
 def check_same(digest: str, name: str) -> None:
-  """Raises ValueError in all processes if their digests differ.
-
-  Args:
-    digest: hexadecimal digits, always as many.
-    name: names the digested thing in the message.
-  """
+  """Raises ValueError in all processes if their digests, of `name`, differ."""
   if jax.process_count() == 1:
     return
   digests = _gather(np.frombuffer(bytes.fromhex(digest), np.uint8))
@@ -250,11 +243,7 @@ def set_name(name: str) -> None:
 def give_up(message: object) -> NoReturn:
   """Ends with one sentence on stderr: the caller's mistake needs no trace.
 
-  Args:
-    message: the sentence, or an error that is one.
-
-  Raises:
-    BrokenPipeError: `message` is one, which is nobody's mistake.
+  The message may be an error. A BrokenPipeError, nobody's mistake, is raised.
   """
   if isinstance(message, BrokenPipeError):
     raise message
@@ -311,19 +300,12 @@ def needs_memory(error: MemoryError) -> str:
 
 
 def _exit(code: int, common: bool = True) -> NoReturn:
-  """Ends the program; in a run with others, without waiting for them."""
-  if are_connected():
-    _leave(code, common)
-  sys.exit(code)
+  """Ends the program; in a run with others at once, since they may wait.
 
-
-def _leave(code: int, common: bool) -> NoReturn:
-  """Ends this process at once: its peers may be waiting for it.
-
-  Args:
-    code: the exit code.
-    common: whether its peers end by themselves, for this reason too.
+  If `common`, they end by themselves, for this reason too.
   """
+  if not are_connected():
+    sys.exit(code)
   sys.stdout.flush()
   sys.stderr.flush()
   if common and is_first():

@@ -6,6 +6,7 @@ model that instruction is: `jax.named_scope` in layers and models names the
 parts.
 """
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import gzip
 import json
@@ -86,24 +87,20 @@ def read(
   if not events:
     raise ValueError(f'{found[-1]} has no operator of a compiled program')
   scopes = dict(_INSTRUCTION.findall(program_text))
-  times: dict[tuple[str, str, str], list[float]] = {}
+  times = collections.defaultdict(list)
   for event in events:
     scope = scopes.get(event.get('args', {}).get('hlo_op', ''), '')
     part = (['other'] + _PART.findall(scope))[-1]
     direction = 'backward' if 'transpose(' in scope else 'forward'
-    key = event['name'], part, direction
-    times.setdefault(key, []).append(event['dur'])
+    times[event['name'], part, direction].append(event['dur'])
   operators = [Operator(*key, len(own), sum(own)) for key, own in times.items()]
   starts, ends = np.array(
-      sorted((event['ts'], event['ts'] + event['dur']) for event in events)
+      sorted((e['ts'], e['ts'] + e['dur']) for e in events)
   ).T
   ends = np.maximum.accumulate(ends)
   gaps = np.maximum(starts[1:] - ends[:-1], 0.0).sum()
-  return (
-      sorted(operators, key=lambda row: -row.microseconds),
-      float(ends[-1] - starts[0]),
-      float(gaps),
-  )
+  operators.sort(key=lambda row: -row.microseconds)
+  return operators, float(ends[-1] - starts[0]), float(gaps)
 
 
 def _of_operators(
@@ -183,14 +180,7 @@ def profile(experiment: experiments.Experiment) -> str:
 def table(
     operators: Sequence[Operator], span: float, gaps: float, num_steps: int
 ) -> list[str]:
-  """Returns the lines of a table of parts and one of operators.
-
-  Args:
-    operators: the operators, the longest first.
-    span: microseconds from the start of the first to the end of the last.
-    gaps: microseconds without an operator.
-    num_steps: the number of traced steps.
-  """
+  """Returns the lines of a table of parts and one of operators; see `read`."""
   busy = sum(row.microseconds for row in operators)
   count = sum(row.runs for row in operators)
 
@@ -201,9 +191,9 @@ def table(
         f'{row.microseconds / busy:>8.1%}  {name}'
     ).rstrip()
 
-  parts: dict[tuple[str, str], list[Operator]] = {}
+  parts = collections.defaultdict(list)
   for row in operators:
-    parts.setdefault((row.part, row.direction), []).append(row)
+    parts[row.part, row.direction].append(row)
   sums = [
       Operator('', *key, sum(r.runs for r in rows), sum(r[-1] for r in rows))
       for key, rows in parts.items()

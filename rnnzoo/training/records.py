@@ -5,7 +5,7 @@ seconds.csv, a sample of text in samples.txt. All records are written before the
 epoch's checkpoint: an epoch that a checkpoint counts as done is done for good.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import os
 import pathlib
@@ -23,6 +23,7 @@ from rnnzoo.tasks import protocol
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import files
 from rnnzoo.training import processes
+from rnnzoo.training import step as step_lib
 
 # Seconds between lines where no terminal shows a moving bar.
 _LINE_INTERVAL = 10.0
@@ -33,13 +34,8 @@ class Progress:
 
   Both show the mean rate and the time left. The time left assumes that all
   epochs are run, which early stopping can only shorten, and that later lessons
-  of a generator take no longer than the lessons so far.
-
-  Args:
-    label: the name of the seed.
-    num_steps: the number of steps in all.
-    metrics: the metrics of an epoch.
-    done: the number of steps that an earlier process did.
+  of a generator take no longer than the lessons so far. An earlier process did
+  `done` of the `num_steps` steps.
   """
 
   def __init__(
@@ -49,8 +45,7 @@ class Progress:
       metrics: Sequence[protocol.Metric],
       done: int = 0,
   ):
-    self._label, self._metrics = label, metrics
-    self._num_steps = num_steps
+    self._label, self._num_steps, self._metrics = label, num_steps, metrics
     self._step = self._first_step = done
     self._start = self._last_line = time.monotonic()
     self._bar = tqdm.tqdm(
@@ -64,10 +59,8 @@ class Progress:
 
   def compiling(self) -> None:
     """Tells that the next step is the first one of its kind."""
-    is_first = self._step == self._first_step
-    self._message(
-        f'compiling the first step{"" if is_first else " of the next lesson"}'
-    )
+    of = '' if self._step == self._first_step else ' of the next lesson'
+    self._message(f'compiling the first step{of}')
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done."""
@@ -82,9 +75,8 @@ class Progress:
     """Tells the results of an epoch."""
     train, validation = (
         ' '.join(
-            f'{metric.name.replace("_", " ")}'
-            f' {metric.text(row[f"{split}_{metric.name}"])}'
-            for metric in self._metrics
+            f'{m.name.replace("_", " ")} {m.text(row[f"{split}_{m.name}"])}'
+            for m in self._metrics
         )
         for split in ('train', 'validation')
     )
@@ -113,10 +105,8 @@ class Progress:
         unit='step',
         bar_format='{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]',
     )
-    separator = ' ' if text else ''
-    print(
-        f'{self._label}: {text}{separator}{meter}', file=sys.stderr, flush=True
-    )
+    words = [f'{self._label}:', *([text] if text else []), meter]
+    print(*words, file=sys.stderr, flush=True)
 
 
 # The columns of seconds.csv.
@@ -158,24 +148,17 @@ class EpochTimes:
       self, path: pathlib.Path, dataset: str, done: int, num_examples: int = 0
   ):
     self._path, self._dataset = path, dataset
-    self._num_examples = num_examples
-    self._rows: list[dict[str, Any]] = []
-    self._epoch = done
+    self._num_examples, self._epoch = num_examples, done
     # The lesson of each epoch of this process.
     self._lessons: list[int] = []
     self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
-    if path.exists():
-      rows = files.read_csv(path, _COLUMNS)
-      self._rows = [row for row in rows if row['epoch'] <= done]
+    rows = files.read_csv(path, _COLUMNS) if path.exists() else []
+    self._rows = [row for row in rows if row['epoch'] <= done]
 
   def start(self, lesson: int = 0) -> bool:
-    """An epoch begins; returns whether it is the first one of its lesson.
-
-    Args:
-      lesson: the lesson's index, where a step is compiled for each.
-    """
+    """An epoch begins; returns whether it is the first one of its lesson."""
     self._is_first = lesson not in self._lessons
     self._lessons.append(lesson)
     self._start = self._last = time.monotonic()
@@ -218,28 +201,26 @@ class EpochTimes:
     rows = [row for row in self._rows if not row['compiled']]
     if not rows:
       return ''
-    mean = {
-        name: float(np.mean([row[name] for row in rows]))
+    seconds, training, validation = (
+        float(np.mean([row[name] for row in rows]))
         for name in ('seconds', 'training', 'validation')
-    }
+    )
     # Lessons that have epochs without compilation.
     timed = {x for x in self._lessons if self._lessons.count(x) > 1}
+    unlike = ', over lessons of unlike steps' if len(timed) > 1 else ''
     text = (
-        f'{mean["seconds"]:.3f} s an epoch, of which {mean["training"]:.3f}'
-        f' training and {mean["validation"]:.3f} validation (mean of'
-        f' {len(rows)}, without compilation'
-        f'{", over lessons of unlike steps" if len(timed) > 1 else ""})'
+        f'{seconds:.3f} s an epoch, of which {training:.3f} training and'
+        f' {validation:.3f} validation (mean of {len(rows)}, without'
+        f' compilation{unlike})'
     )
-    if self._num_examples and mean['training']:
-      text += (
-          f', {self._num_examples / mean["training"]:,.0f} sequences a second'
-      )
+    if self._num_examples and training:
+      text += f', {self._num_examples / training:,.0f} sequences a second'
     if peak := self._rows[-1]['peak_memory_mib']:
       text += f', peak memory {peak:,.0f} MiB'
     return text
 
 
-class Events:
+class Events(contextlib.AbstractContextManager):
   """TensorBoard events of one seed. Use as a context manager.
 
   Every write is on disk when it returns: a kill must not lose an epoch that a
@@ -268,37 +249,33 @@ class Events:
       self._writer = event_file_writer.EventsWriter(
           str(directory / 'events'), f'.{os.getpid()}'
       )
-      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-      self._write(first_epoch, session_log=start)
-      self._write(first_epoch, summary=summary.text('dataset', dataset))
-      self._writer.flush()
-
-  def __enter__(self) -> 'Events':
-    return self
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    told = {'summary': summary.text('dataset', dataset)}
+    self._write(first_epoch, {'session_log': start}, told)
 
   def __exit__(self, *unused_exception) -> None:
     self._writer.close()
 
   def write(self, row: files.Row, **more: float) -> None:
     """Writes one event for each number of an epoch."""
-    with files.naming(self._path):
-      for name, value in {**row, **more}.items():
-        if name != 'epoch':
-          # tensorboardX's own function logs a warning of its own of NaN.
-          scalar = {'tag': name, 'simple_value': value}
-          self._write(int(row['epoch']), summary={'value': [scalar]})
-      self._writer.flush()
+    # tensorboardX's own function logs a warning of its own of NaN.
+    scalars = (
+        {'summary': {'value': [{'tag': name, 'simple_value': value}]}}
+        for name, value in {**row, **more}.items()
+        if name != 'epoch'
+    )
+    self._write(int(row['epoch']), *scalars)
 
   def write_text(self, epoch: int, name: str, text: str) -> None:
     """Writes a text of an epoch."""
-    with files.naming(self._path):
-      self._write(epoch, summary=self._summary.text(name, text))
-      self._writer.flush()
+    self._write(epoch, {'summary': self._summary.text(name, text)})
 
-  def _write(self, step: int, **content: Any) -> None:
-    self._writer.write_event(
-        self._event_type(wall_time=time.time(), step=step, **content)
-    )
+  def _write(self, step: int, *contents: Mapping[str, Any]) -> None:
+    with files.naming(self._path):
+      for content in contents:
+        event = self._event_type(wall_time=time.time(), step=step, **content)
+        self._writer.write_event(event)
+      self._writer.flush()
 
 
 # Steps of training, by which dropout's key is folded in, stay below this.
@@ -323,14 +300,11 @@ class Samples:
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):
-    self._path = path
-    self._text = f'{dataset}\n'
-    if path.exists():
-      self._text += ''.join(
-          _entry(epoch, text)
-          for epoch, text in _read(path, self._text)
-          if epoch <= done
-      )
+    self._path, self._text = path, f'{dataset}\n'
+    found = [*_read(path, self._text)] if path.exists() else []
+    for epoch, text in found:
+      if epoch <= done:
+        self._text += _entry(epoch, text)
 
   def write(self, epoch: int, text: str) -> None:
     """Adds the sample of an epoch."""
@@ -338,37 +312,12 @@ class Samples:
     files.write_atomically(self._path, self._text)
 
 
-def make_samples(
-    task: protocol.Task, parameters: tuple[Any, Any], key: jax.Array, epoch: int
-) -> str:
-  """Returns a sample of the model as it is after an epoch, without a prompt.
-
-  Args:
-    task: a task that makes text.
-    parameters: (parameters, statistics), whole on each device.
-    key: the key of dropout in the seed's training; the sample is a function of
-      it, of the parameters and of the epoch.
-    epoch: the epoch's number.
-  """
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-  graphdef, _ = nnx.split(abstract)
-  # On one device of this process: no other process samples.
-  here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
-  model = nnx.merge(graphdef, *here)
-  key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
-  return ''.join(task.sample(model, '', key))
-
-
 def _entry(epoch: int, text: str) -> str:
   return f'\nepoch {epoch}, {len(text)} characters\n{text}\n'
 
 
 def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
-  """Yields epochs and samples of a file.
-
-  Raises:
-    RunFileError: the file is damaged.
-  """
+  """Yields epochs and samples of a file, or raises RunFileError."""
   # Without the reader's newlines: a sample may have '\r'.
   text = path.read_bytes().decode('utf-8', errors='replace')
   place = len(first) if text.startswith(first) else len(text) + 1
@@ -383,18 +332,11 @@ def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
     place = end + 1
 
 
-class Records:
+class Records(contextlib.AbstractContextManager):
   """The records of one seed. Use as a context manager.
 
-  Every process has them and calls them alike; the first one alone writes.
-
-  Args:
-    experiment: the experiment from `prepare`.
-    seed: one of its seeds.
-    done: the number of epochs that an earlier process did.
-
-  Raises:
-    RunFileError: a file is damaged.
+  Every process has them and calls them alike; the first one alone writes. An
+  earlier process did `done` epochs. A damaged file raises RunFileError.
   """
 
   def __init__(self, experiment: experiments.Experiment, seed: int, done: int):
@@ -421,18 +363,11 @@ class Records:
         Events(directory, task.dataset, done + 1)
     )
 
-  def __enter__(self) -> 'Records':
-    return self
-
   def __exit__(self, *exception) -> None:
     self._stack.__exit__(*exception)
 
   def start(self, lesson: int = 0) -> None:
-    """An epoch begins.
-
-    Args:
-      lesson: index of the `Generator`'s lesson; the step is compiled for each.
-    """
+    """An epoch begins; the step is compiled for each lesson."""
     if processes.is_first() and self._times.start(lesson):
       self._progress.compiling()
 
@@ -449,21 +384,25 @@ class Records:
   def sample(
       self, epoch: int, parameters: tuple[Any, Any], key: jax.Array
   ) -> None:
-    """Writes a sample of the model after an epoch; see `make_samples`."""
+    """Writes a sample of the model after an epoch, without a prompt.
+
+    It is a function of the parameters (with statistics, whole on each device),
+    of dropout's key and of the epoch.
+    """
 
     def write():
-      text = make_samples(self._task, parameters, key, epoch)
+      # On one device of this process: no other process samples.
+      here = jax.tree.map(lambda x: jax.device_put(np.asarray(x)), parameters)
+      model = nnx.merge(step_lib.abstract(self._task)[0], *here)
+      own_key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
+      text = ''.join(self._task.sample(model, '', own_key))
       self._samples.write(epoch, text)
       self._events.write_text(epoch, 'sample', text)
 
     processes.from_first(write)
 
   def epoch(self, history: Sequence[files.Row], is_best: bool) -> float:
-    """Tells and writes the results of an epoch.
-
-    Args:
-      history: all epochs, this one last.
-      is_best: whether it is the best one.
+    """Tells and writes the results of the last epoch of a history.
 
     Returns:
       The seconds since the last checkpoint, equal in all processes.

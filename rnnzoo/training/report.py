@@ -61,15 +61,10 @@ _IN_RESULTS_ALONE = ('config', 'data', 'history')
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns the content of a seed's result.json.
-
-  Args:
-    directory: the run directory.
-    seed: the seed that it must be of.
-    dataset: the name of the data set that it must be of.
+  """Returns the content of result.json of a seed of a run on a data set.
 
   Raises:
-    RunFileError: the file is damaged.
+    RunFileError: the file is damaged, or of another seed, run or data set.
   """
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
@@ -95,19 +90,11 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns the report over all seeds: each number's mean and std.
 
-  Args:
-    name: the name of the experiment.
-    changed: the fields in which it differs from the config of its name.
-    results: results of each seed, as the loop writes them to result.json.
-    metrics: the metrics of the task.
-    numbers: entries that the task adds.
-
-  Returns:
-    The std is the population's (divided by the number of seeds), as in
-    the published tables that we compare with. If a seed has no finite number,
-    mean and std are None. 'diverged' lists the seeds whose training ended with
-    a loss that was not finite. 'splits' has the entries of 'test' for each
-    further split, if there are any.
+  The std is the population's (divided by the number of seeds), as in the
+  published tables that we compare with. If a seed has no finite number, mean
+  and std are None. 'diverged' lists the seeds whose training ended with a loss
+  that was not finite. 'splits' has the entries of 'test' for each further
+  split, if there are any. The task adds its own numbers.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)
@@ -161,10 +148,7 @@ def format_report(
 ) -> str:
   """Returns the report as text for people."""
   main = metrics[0]
-  lines = [
-      f'experiment: {report["experiment"]}',
-      f'dataset: {report["dataset"]}',
-  ]
+  lines = [f'{name}: {report[name]}' for name in ('experiment', 'dataset')]
   for seed in report['seeds']:
     lines.append(
         f'seed {seed["seed"]}: test'
@@ -203,12 +187,8 @@ def write_report(
 ) -> None:
   """Writes report and figures, unless they are there: a copy may be read-only.
 
-  Args:
-    directory: the run directory.
-    report: the report from `summarize`.
-    results: the results in it, one a seed.
-    metrics: the metrics of the task.
-    more: the task's own files.
+  The report is from `summarize`, with these results. `more` are the task's own
+  files.
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
   texts = {
@@ -221,12 +201,11 @@ def write_report(
   ):
     return
   histories = {f'seed {one["seed"]}': one['history'] for one in results}
-  quantities = ['loss', *(m.name for m in metrics if not m.at_test)]
-  with files.naming(paths['curves.png']):
-    plot_curves(
-        paths['curves.png'], title, histories, list(dict.fromkeys(quantities))
-    )
-  for name, draw in more.items():
+  names = dict.fromkeys(['loss', *(m.name for m in metrics if not m.at_test)])
+  draw_curves = lambda path, title: plot_curves(
+      path, title, histories, [*names]
+  )
+  for name, draw in {'curves.png': draw_curves, **more}.items():
     with files.naming(paths[name]):
       draw(paths[name], title)
   for name, text in texts.items():

@@ -160,10 +160,8 @@ def summarise(array: np.ndarray) -> list[str]:
       np.einsum('n,t,ntc->c', signs(len(part)), steps, part)
       for part in np.array_split(columns, _PARTS)
   ]
-  return [
-      kind,
-      *(' '.join(map('{:.9g}'.format, x)) for x in np.transpose(sums)),
-  ]
+  lines = (' '.join(map('{:.9g}'.format, x)) for x in np.transpose(sums))
+  return [kind, *lines]
 
 
 def differences(

@@ -14,7 +14,6 @@ import pathlib
 import platform
 import re
 import socket
-import types
 from typing import Any, TextIO
 
 import flax
@@ -39,21 +38,19 @@ NOT_COMPARED = (
 # Fields that only say how a trained model is tested, or samples, by the tasks
 # that have them; none for all tasks. In a test of a run that is there, they may
 # have other values.
-_OF_TESTS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
-    {
-        'eval_batch_size': (),
-        'data.test_samplings': ('skeletons',),
-        'data.test_context': ('characters',),
-        'data.sample_length': ('characters',),
-        'data.sample_temperature': ('characters',),
-        'data.num_beams': ('translation',),
-        'data.length_penalty': ('translation',),
-        'data.output_length': ('translation',),
-        'data.decode_batch_size': ('translation',),
-        'data.test_lengths': ('state_tracking',),
-        'data.num_test': ('state_tracking',),
-    }
-)
+_OF_TESTS: Mapping[str, tuple[str, ...]] = {
+    'eval_batch_size': (),
+    'data.test_samplings': ('skeletons',),
+    'data.test_context': ('characters',),
+    'data.sample_length': ('characters',),
+    'data.sample_temperature': ('characters',),
+    'data.num_beams': ('translation',),
+    'data.length_penalty': ('translation',),
+    'data.output_length': ('translation',),
+    'data.decode_batch_size': ('translation',),
+    'data.test_lengths': ('state_tracking',),
+    'data.num_test': ('state_tracking',),
+}
 
 # The fields among them that change the data of tests.
 _OF_TEST_DATA = (
@@ -146,9 +143,9 @@ def _write(
   """Writes the first files of a run."""
   # A directory with a config is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
-  contents = {'task.json': data.described, 'config.json': config}
-  if data.described is None:
-    del contents['task.json']
+  contents = {'config.json': config}
+  if data.described is not None:
+    contents = {'task.json': data.described} | contents
   run = {
       'experiment': name,
       'dataset': data.dataset,
@@ -170,10 +167,8 @@ def _check_free(
 ) -> None:
   """Raises an error unless the files of a run may be written, anew or again.
 
-  Args:
-    path: the run directory.
-    mine: the digests that its checkpoints must name, if there are any.
-    error: the fault of its files.
+  `mine` are the digests that its checkpoints must name, if there are any, and
+  `error` is the fault of its files.
   """
   run_path = path / 'run.json'
   lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
@@ -181,14 +176,12 @@ def _check_free(
     owners = list(_owners(path))
     if owners and all(owner == mine for owner in owners):
       return
+    where = f'--workdir={path} holds seeds but no'
+    fault = f'{where} {lacks[0]}' if lacks else error
     raise ValueError(
-        (
-            f'--workdir={path} holds seeds but no {lacks[0]}'
-            if lacks
-            else f'{error}'
-        )
-        + ', and no checkpoint says that they are of this config and these'
-        ' data; put the file back, delete the seeds or pass another --workdir'
+        f'{fault}, and no checkpoint says that they are of this config and'
+        ' these data; put the file back, delete the seeds or pass another'
+        ' --workdir'
     )
   if run_path.exists():
     is_ours = _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)])
@@ -283,14 +276,7 @@ def check_data(
     goes_on: bool = False,
     has_own_tests: bool = False,
 ) -> None:
-  """Raises an error if a run was on other data than these; see `run_data`.
-
-  Args:
-    path: the run directory.
-    run: the content of run.json.
-    data: the data here.
-    goes_on: whether the run is to be trained on.
-    has_own_tests: whether data that are tests alone may be others.
+  """Raises an error if a run was on other data; see `run_data.check`.
 
   Raises:
     ValueError: the data are others; the message says where.
@@ -330,19 +316,11 @@ def read(
 def _read_listed(
     path: pathlib.Path, run: Mapping[str, Any], name: str
 ) -> dict[str, Any]:
-  """Returns the content of a file whose digest is in run.json.
-
-  Raises:
-    RunFileError: the file is damaged.
-  """
+  """Returns the content of a file whose digest is in run.json."""
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')
   content = files.read_json(path / name, dict)
-  if files.digest(content) != run['files'].get(name):
-    raise files.RunFileError(
-        f'{path / name} is damaged: it was changed; put back what the run wrote'
-    )
-  return content
+  return files.check_digest(path / name, content, run['files'].get(name))
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -391,23 +369,17 @@ def _new_directory(prefix: str) -> pathlib.Path:
         f'a new run has a directory under {runs.absolute()}, which is a file;'
         ' pass --workdir'
     )
-  first = path = runs / f'{prefix}-{now}'
-  count = 1
+  name, count = f'{prefix}-{now}', 1
   while True:
-    try:
-      path.mkdir(parents=True)
-      return path
-    except FileExistsError:
-      count += 1
-      path = first.with_name(f'{first.name}-{count}')
+    with contextlib.suppress(FileExistsError):
+      (runs / name).mkdir(parents=True)
+      return runs / name
+    count += 1
+    name = f'{prefix}-{now}-{count}'
 
 
 def _lock(path: pathlib.Path) -> None:
-  """Takes the directory for this process, until its end.
-
-  Raises:
-    ValueError: another process has it.
-  """
+  """Takes the directory for this process, until its end."""
   path = path.resolve()
   if path in _LOCKS:
     return

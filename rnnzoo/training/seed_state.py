@@ -101,16 +101,9 @@ class SeedState:
     return self.plateau.scale if experiment.plateau else jnp.ones(())
 
   def add_row(
-      self,
-      experiment: experiments.Experiment,
-      evaluation: protocol.Evaluation,
+      self, experiment: experiments.Experiment, evaluation: protocol.Evaluation
   ) -> None:
-    """Adds the numbers of an epoch to the history.
-
-    Args:
-      experiment: the experiment from `prepare`.
-      evaluation: the results of the validation.
-    """
+    """Adds the numbers of an epoch, with its validation, to the history."""
     state, num_steps = self.state, experiment.steps_per_epoch
     metrics = protocol.epoch_metrics(experiment.task)
     validation = metrics_lib.of_examples(evaluation, metrics)
@@ -141,9 +134,6 @@ class SeedState:
 
     No patience counts the epochs of lessons, which come first, and once they
     are over none of them is the best.
-
-    Args:
-      experiment: the experiment from `prepare`.
     """
     config, plateau = experiment.config, experiment.plateau
     row, epoch = self.history[-1], len(self.history)
@@ -196,18 +186,12 @@ def learned_numbers(params: Any) -> dict[str, float]:
 
 
 def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:
-  """Returns the state before the first epoch.
-
-  Args:
-    experiment: the experiment from `prepare`.
-    key: the key of the parameters.
-  """
+  """Returns the state before the first epoch, by the key of the parameters."""
   state, rule = experiment.program.init(key), experiment.plateau
+  plateau = rule.init(state.params) if rule else ()
   return SeedState(
       state=state,
-      plateau=experiment.placement.replicate(
-          rule.init(state.params) if rule else ()
-      ),
+      plateau=experiment.placement.replicate(plateau),
       best=copy((state.params, state.statistics)),
       stopper=make_stopper(experiment.config.early_stopping),
   )

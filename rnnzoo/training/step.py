@@ -118,9 +118,7 @@ class Program:
         task.splits['train'], task.batch_size, placement
     )
     self.steps_per_epoch = self._visits.steps_per_epoch
-    self._structure, params, _ = split(
-        nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-    )
+    self._structure, params, _ = abstract(task)
     if dropconnect_rate:
       try:
         jax.eval_shape(self._drop, params, jax.random.key(0))
@@ -145,11 +143,9 @@ class Program:
     steps = over_seeds(self._steps, (0, None, 0, None, 0, 0))
     self.train_steps: Any = jit(steps, donate_argnums=0)
 
-    def evaluate_batches(params, statistics, examples, order, predict):
+    def evaluate_batches(*given, predict):
       one = functools.partial(self._results, predict=predict)
-      return over_seeds(one, (0, 0, None, None))(
-          params, statistics, examples, order
-      )
+      return over_seeds(one, (0, 0, None, None))(*given)
 
     self._axis = axis
     self._evaluate_batches = jit(evaluate_batches, static_argnames='predict')
@@ -176,15 +172,17 @@ class Program:
     on_host = self._keep_data_on == 'host'
     if not on_host and self._placement.mesh is None:
       return jax.device_put(dict(examples))
-    size = protocol.num_examples(examples)
+    size, batches = protocol.num_examples(examples), self._placement.batches
     order = self._evaluation_order(size)
-    pieces = functools.partial(
-        self._placement.pieces, examples, order, self._keep_data_on
-    )
-    if on_host:
-      return Loaded(pieces, size)
-    held = list(pieces())
-    return Loaded(lambda: held, size)
+    if not on_host:
+      held = [batches(examples, order)]
+      return Loaded(lambda: held, size)
+    length = placements.batches_of_piece(examples, *order.shape)
+    rows = [
+        placements.rows_of_piece(order, first, length)
+        for first in range(0, len(order), length)
+    ]
+    return Loaded(lambda: (batches(examples, some) for some in rows), size)
 
   def evaluate(
       self, params: Any, statistics: Any, split: Any, predict: bool = False
@@ -211,13 +209,10 @@ class Program:
       )
       predictions = [result.predictions for result in results]
       return joined._replace(predictions=predictions if predict else None)
+    evaluate = functools.partial(self._evaluate_batches, params, statistics)
     parts: list[protocol.Evaluation] = []
     for examples in split.pieces():
-      parts.append(
-          self._evaluate_batches(
-              params, statistics, examples, order, predict=predict
-          )
-      )
+      parts.append(evaluate(examples, order, predict=predict))
       # One piece is on its way while the results of the one before are read.
       parts[-2:-1] = [jax.tree.map(np.asarray, part) for part in parts[-2:-1]]
 
@@ -286,13 +281,11 @@ class Program:
         return None, None, *found
       return state.loss_scale.value_and_grad(self._loss, has_aux=True)(*given)
 
-    loss_scale, finite, (loss, (statistics, scores)), gradients = (
-        self._visits.visit(differentiate, examples, order, state.step)
-    )
+    found = self._visits.visit(differentiate, examples, order, state.step)
+    loss_scale, finite, (loss, (statistics, scores)), gradients = found
     # flax has scaled ones in float32; an optimiser wants the parameters' dtype.
-    gradients = jax.tree.map(
-        lambda g, p: g.astype(p.dtype), gradients, state.params
-    )
+    cast = lambda gradient, param: gradient.astype(param.dtype)
+    gradients = jax.tree.map(cast, gradients, state.params)
     with jax.named_scope('optimizer'):
       updates, optimizer_state = self._optimizer.update(
           gradients, state.optimizer, state.params
@@ -363,6 +356,11 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """Returns (structure, parameters, all else that the model stores)."""
   graphdef, params, statistics = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
   return graphdef, params, statistics
+
+
+def abstract(task: protocol.Task) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+  """Returns `split` of a task's model, with shapes in place of arrays."""
+  return split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
 
 
 def _mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:

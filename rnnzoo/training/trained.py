@@ -58,8 +58,7 @@ def restore_best(
         f'there is no checkpoint of seed {seed!r} in {workdir}; there are'
         f' {there}'
     )
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(seed)))
-  graphdef, *state = step.split(abstract)
+  graphdef, *state = step.abstract(task)
   with run_directory.checkpoints(workdir, seed) as checkpoints:
     found = checkpoints.restore_best(tuple(state))
   if found is None:
@@ -82,14 +81,10 @@ def evaluate_best(
 ) -> dict[str, Any]:
   """Returns the results of 'test', and of all splits that are further ones.
 
-  Args:
-    experiment: the experiment from `prepare`.
-    best: parameters and statistics.
-    test: the split 'test' from `Program.load`.
+  `best` are parameters and statistics, `test` is from `Program.load`.
   """
   program, task = experiment.program, experiment.task
-  abstract = nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
-  model = nnx.merge(step.split(abstract)[0], *best, copy=True)
+  model = nnx.merge(step.abstract(task)[0], *best, copy=True)
   tests = {}
   for name, split in task.splits.items():
     if name not in ('train', 'validation'):
@@ -209,21 +204,17 @@ class Trained:
           ' jax.random.key(0) would work'
       ) from error
     known = inspect.signature(self.task.sample).parameters
-    options: dict[str, Any] = {'length': length, 'temperature': temperature}
-    options = {
-        # A number of numpy or JAX is as good as one of Python.
-        name: value.item()
-        if hasattr(value, 'item') and not value.ndim
-        else value
-        for name, value in options.items()
-        if value is not None
-    }
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for name in options:
+    given: dict[str, Any] = {'length': length, 'temperature': temperature}
+    options = {name: x for name, x in given.items() if x is not None}
+    for name, x in options.items():
       if name not in known and not takes_all:
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )
+      # A number of numpy or JAX is as good as one of Python.
+      if hasattr(x, 'item') and not x.ndim:
+        options[name] = x.item()
     return iter(self.task.sample(self.model, prompt, key, **options))
 
   @functools.cached_property
@@ -275,55 +266,37 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   path = fields.expand(directory)
   config, run = run_directory.read(path)
   fields.check(config, {'task': fields.text()}, 'config')
-  dataset = run['dataset']
-  read = lambda: _read(config, run, path)
   # `tasks.register` also takes functions, which have no `restore`.
   make: Any = tasks.find(config.task)
+
+  def read() -> tasks.Task:
+    task = make(config)
+    if task.dataset != run['dataset']:
+      raise ValueError(
+          f'the run in {path} was on {run["dataset"]!r}, but the data here are'
+          f' {task.dataset!r}'
+      )
+    run_directory.check_data(path, run, run_data.of_task(task))
+    return task
+
   if 'task.json' in run['files'] and hasattr(make, 'restore'):
-    task = _restore(config, path / 'task.json')
-    task.dataset, task.splits = dataset, _Splits(lambda: read().splits)
+    described = path / 'task.json'
+    try:
+      task = make.restore(config, files.read_json(described, dict))
+    except (KeyError, TypeError) as error:
+      raise files.RunFileError(
+          f'{described} is not what the task {config.task!r} needs now:'
+          f' {type(error).__name__}: {error}; the task as it was in training'
+          ' would read it'
+      ) from error
+    task.dataset, task.splits = run['dataset'], _Splits(lambda: read().splits)
   else:
     task = read()
-  seed = config.seed if seed is None else _seed(seed)
-  return Trained(restore_best(task, path, seed), config, seed, task)
-
-
-def _seed(given: Any) -> int:
-  """Returns a seed as an int, or raises ValueError."""
-  if isinstance(given, bool) or not isinstance(given, numbers.Integral):
-    raise ValueError(f'seed must be an integer or None, got {given!r}')
-  return int(given)
-
-
-def _restore(
-    config: ml_collections.ConfigDict, path: pathlib.Path
-) -> tasks.Task:
-  """Returns the task of a config, from its description before training."""
-  make: Any = tasks.find(config.task)
-  try:
-    return make.restore(config, files.read_json(path, dict))
-  except (KeyError, TypeError) as error:
-    raise files.RunFileError(
-        f'{path} is not what the task {config.task!r} needs now:'
-        f' {type(error).__name__}: {error}; the task as it was in training'
-        ' would read it'
-    ) from error
-
-
-def _read(
-    config: ml_collections.ConfigDict,
-    run: Mapping[str, Any],
-    path: pathlib.Path,
-) -> tasks.Task:
-  """Returns the task of a config, with its data."""
-  task = tasks.find(config.task)(config)
-  if task.dataset != run['dataset']:
-    raise ValueError(
-        f'the run in {path} was on {run["dataset"]!r}, but the data here are'
-        f' {task.dataset!r}'
-    )
-  run_directory.check_data(path, run, run_data.of_task(task))
-  return task
+  if seed is None:
+    seed = config.seed
+  elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+    raise ValueError(f'seed must be an integer or None, got {seed!r}')
+  return Trained(restore_best(task, path, int(seed)), config, int(seed), task)
 
 
 class _Splits(Mapping):

@@ -64,13 +64,7 @@ class Lesson:
 
 
 class Visits:
-  """The steps of an epoch.
-
-  Args:
-    split: the training split.
-    batch_size: the batch size B.
-    placement: the devices.
-  """
+  """The steps of an epoch over a training split."""
 
   def __init__(
       self,
@@ -79,26 +73,20 @@ class Visits:
       placement: placements.Placement,
   ):
     self._batch_size, self._placement = batch_size, placement
-    self._generator = None
-    self._are_buckets = False
+    self._generator = split if isinstance(split, protocol.Generator) else None
     if isinstance(split, protocol.Generator):
-      self._generator = split
       self.steps_per_epoch = split.steps_per_epoch
-    else:
-      self._are_buckets = not isinstance(split, Mapping)
-      self._sizes = tuple(map(protocol.num_examples, protocol.buckets(split)))
-      self._counts = [-(-size // batch_size) for size in self._sizes]
-      self.steps_per_epoch = sum(self._counts)
+      return
+    self._are_buckets = not isinstance(split, Mapping)
+    self._sizes = tuple(map(protocol.num_examples, protocol.buckets(split)))
+    self._counts = [-(-size // batch_size) for size in self._sizes]
+    self.steps_per_epoch = sum(self._counts)
 
   def order(self, key: jax.Array, epoch: jax.typing.ArrayLike) -> Any:
     """Returns the order of an epoch: int32 [S, B], or a `BucketOrder`.
 
     The last batch is filled up with the first examples of the order, so every
-    example is seen in every epoch. A generator has the key itself.
-
-    Args:
-      key: the key of the seed.
-      epoch: the epoch's number.
+    example is seen in every epoch. A generator has the key itself, the seed's.
     """
     if self._generator:
       return key
@@ -107,8 +95,7 @@ class Visits:
       return self._shuffle(key, 0)
     count = len(self._sizes)
     orders = tuple(
-        self._shuffle(jax.random.fold_in(key, bucket), bucket)
-        for bucket in range(count)
+        self._shuffle(jax.random.fold_in(key, i), i) for i in range(count)
     )
     bucket = np.repeat(np.arange(count), self._counts)
     place = np.concatenate([np.arange(count) for count in self._counts])
@@ -157,9 +144,8 @@ class Visits:
     def branch(bucket, place):
       return function(_pick(examples[bucket], order.orders[bucket], place))
 
-    branches = [
-        functools.partial(branch, bucket) for bucket in range(len(self._sizes))
-    ]
+    buckets = range(len(self._sizes))
+    branches = [functools.partial(branch, bucket) for bucket in buckets]
     return jax.lax.switch(order.bucket[place], branches, order.place[place])
 
 

@@ -31,6 +31,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Seconds after which a process without news from another one ends.
 HEARTBEAT = 10
 
+# Epochs of a run in which each of two processes is killed once.
+FEW = '--config.num_epochs=3'
+
 
 def start(
     module, *arguments, devices=1, xla_flags='', **environment
@@ -231,13 +234,8 @@ class ProcessesTestCase(parameterized.TestCase):
 
   def run_alone(self, *flags, devices=1, workdir=None):
     """Returns (exit code, stdout, stderr) of one process."""
-    process = start(
-        'process_program',
-        0,
-        f'--workdir={workdir or self.workdir}',
-        *flags,
-        devices=devices,
-    )
+    place = f'--workdir={workdir or self.workdir}'
+    process = start('process_program', 0, place, *flags, devices=devices)
     output, errors = process.communicate()
     return process.returncode, output, errors
 
@@ -289,9 +287,9 @@ class ProcessesTestCase(parameterized.TestCase):
 @pytest.mark.slow
 class SeveralProcessesTest(ProcessesTestCase):
 
-  def test_killed_and_started_again(self):
+  def test_killed_and_started_again_and_on_another_number(self):
     whole = self.workdir.with_name('whole')
-    ends = self.run_two(workdir=whole)
+    ends = self.run_two(FEW, workdir=whole)
     for code, _, errors in ends:
       self.assertEqual(code, 0, msg=errors)
     self.assertIn(
@@ -306,26 +304,36 @@ class SeveralProcessesTest(ProcessesTestCase):
     # Each process is killed once, and the run goes on to its end.
     for killed, kill in ((1, (0, 2)), (0, (3, 0))):
       begin = time.monotonic()
-      ends = self.run_two(kill=kill)
+      ends = self.run_two(FEW, kill=kill)
       self.assertEqual(ends[killed][0], -signal.SIGKILL)
       code, _, errors = ends[1 - killed]
       self.assertIn(code, (4, -signal.SIGABRT), msg=errors)
       self.assertRegex(errors, 'lost another one of the run|another task died')
       self.assertLess(time.monotonic() - begin, 180)
       self.assertFalse((self.workdir / 'report.json').exists())
-    for code, _, errors in self.run_two():
+    for code, _, errors in self.run_two(FEW):
       self.assertEqual(code, 0, msg=errors)
     self.check_same_files(whole, self.workdir)
 
   def check_equals_one_process(self, workdir):
     """One process with as many devices has the same results."""
     alone = self.workdir.with_name('alone')
-    code, output, errors = self.run_alone(devices=4, workdir=alone)
+    flags = FEW, '--config.num_devices=4'
+    code, output, errors = self.run_alone(*flags, devices=5, workdir=alone)
     self.assertEqual(code, 0, msg=errors)
-    self.assertIn('devices: 4 x cpu, 2 of 8 on each\n', output)
+    more = '(4 of 5 devices: config.num_devices is 4)'
+    self.assertIn(f'devices: 4 x cpu, 2 of 8 on each {more}\n', output)
     one, other = (
         json.loads((path / 'seed_0/result.json').read_text())
         for path in (workdir, alone)
+    )
+    (alone / 'seed_0/result.json').unlink()
+    # Another number goes on with it, and says so.
+    code, output, errors = self.run_alone(FEW, workdir=alone)
+    self.assertEqual(code, 0, msg=errors)
+    self.assertIn('device: cpu\n', output)
+    self.assertIn(
+        'seed 0: devices so far 4, from here 1; the last bits', output
     )
     self.assertEqual(one['best_epoch'], other['best_epoch'])
     for row, same in zip(one['history'], other['history'], strict=True):
@@ -355,24 +363,6 @@ class SeveralProcessesTest(ProcessesTestCase):
 
 @pytest.mark.slow
 class OneProcessTest(ProcessesTestCase):
-
-  def test_another_number_of_devices(self):
-    code, output, errors = self.run_alone(
-        '--config.num_epochs=1', '--config.num_devices=2', devices=3
-    )
-    self.assertEqual(code, 0, msg=errors)
-    self.assertIn(
-        'devices: 2 x cpu, 4 of 8 on each (2 of 3 devices:'
-        ' config.num_devices is 2)\n',
-        output,
-    )
-    (self.workdir / 'seed_0/result.json').unlink()
-    code, output, errors = self.run_alone('--config.num_epochs=1', devices=1)
-    self.assertEqual(code, 0, msg=errors)
-    self.assertIn('device: cpu\n', output)
-    self.assertIn(
-        'seed 0: devices so far 2, from here 1; the last bits', output
-    )
 
   def test_no_cluster(self):
     code, _, errors = self.run_alone('--distributed')

@@ -1,10 +1,7 @@
 """Loss scaling: the factor, steps that are skipped, and runs in float16."""
 
 import functools
-import json
 import math
-import pathlib
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -16,12 +13,11 @@ import numpy as np
 import optax
 import pytest
 
-from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import optimization
-from rnnzoo.training import seed_state
 from rnnzoo.training import step
 from tests.testing import made_up_task
+from tests.training import made_up_runs
 
 
 class LossScalingTest(parameterized.TestCase):
@@ -58,32 +54,15 @@ class LossScalingTest(parameterized.TestCase):
 
 
 @pytest.mark.slow
-class RunTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path)
-
-  def prepare(self, name, dtype, seeds_at_once=1):
-    task = functools.partial(made_up_task.SignTask, dtype=jnp.dtype(dtype))
-    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sign': task}))
-    config = made_up_task.base_config()
-    config.update(
-        task='sign', num_epochs=4, eval_batch_size=4, checkpoint_seconds=0.0
-    )
-    config.update(num_seeds=seeds_at_once, seeds_at_once=seeds_at_once)
-    config.model.dtype = dtype
-    config.optimizer.loss_scale_interval = 3
-    config.optimizer.warmup_steps = 20
-    return training.prepare(config, str(self.workdir / name), 'sign')
-
-  def history(self, name, seed=0):
-    path = self.workdir / name / f'seed_{seed}/result.json'
-    return json.loads(path.read_text())['history']
+class RunTest(made_up_runs.RunsTestCase):
+  TASKS = {'sign': functools.partial(made_up_task.SignTask, dtype=jnp.float16)}
 
   def test_whole_resumed_and_at_once(self):
-    training.train_and_evaluate(self.prepare('whole', 'float16'))
-    rows = self.history('whole')
+    fields = {'model.dtype': 'float16', 'optimizer.loss_scale_interval': 3}
+    fields |= {'optimizer.warmup_steps': 20, 'num_epochs': 4}
+    experiment = self.prepare('sign', 'whole', **fields)
+    training.train_and_evaluate(experiment)
+    rows = self.result('whole')['history']
     skipped = sum(row['skipped_steps'] for row in rows)
     # 28 steps; a doubling every third, until gradients overflow.
     self.assertBetween(skipped, 1, 14)
@@ -99,28 +78,15 @@ class RunTest(parameterized.TestCase):
     head = (self.workdir / 'whole/seed_0/metrics.csv').read_text()
     self.assertIn('skipped_steps,loss_scale\n', head)
 
-    save = seed_state.SeedState.save
-
-    def save_and_fail(run, checkpoints):
-      save(run, checkpoints)
-      if len(run.history) == 2:
-        raise KeyboardInterrupt
-
-    with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
-      with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare('killed', 'float16'))
-    training.train_and_evaluate(self.prepare('killed', 'float16'))
-    for name in ('seed_0/metrics.csv', 'seed_0/result.json', 'report.json'):
-      self.assertEqual(
-          *(
-              (self.workdir / run / name).read_bytes()
-              for run in ('whole', 'killed')
-          ),
-          name,
-      )
+    killed = self.again(experiment, 'killed')
+    self.train_killed(killed, at=2)
+    training.train_and_evaluate(killed)
+    self.check_same('whole', 'killed')
+    self.check_same('whole', 'killed', 'report.json')
     # Two seeds in one call.
-    training.train_and_evaluate(self.prepare('two', 'float16', 2))
-    for one, two in zip(rows, self.history('two'), strict=True):
+    two = self.again(experiment, 'two', num_seeds=2, seeds_at_once=2)
+    training.train_and_evaluate(two)
+    for one, two in zip(rows, self.result('two')['history'], strict=True):
       self.assertEqual(one['skipped_steps'], two['skipped_steps'])
       self.assertAlmostEqual(one['train_loss'], two['train_loss'], delta=2e-3)
 

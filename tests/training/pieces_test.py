@@ -1,7 +1,6 @@
-"""Data that stay on the host: the results of data on the device."""
+"""Data on the host, and several seeds at once: the results of plain runs."""
 
 import functools
-import pathlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -10,26 +9,28 @@ import jax
 import numpy as np
 import pytest
 
-from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import feed as feed_lib
+from rnnzoo.training import loop
 from rnnzoo.training import placement as placements
-from rnnzoo.training import seed_state
 from rnnzoo.training import visits as visits_lib
 from tests.testing import compilation
 from tests.testing import made_up_data
 from tests.testing import made_up_task
+from tests.training import made_up_runs
 
 TASKS = {
     'arrays': functools.partial(
         made_up_task.SignTask, num_layers=2, norm='batch', dropout_rate=0.2
     ),
-    'buckets': functools.partial(made_up_data.SumTask, kind='buckets'),
     'generator': made_up_data.SumTask,
+    'lessons': functools.partial(made_up_data.SumTask, kind='lessons'),
+    'buckets': functools.partial(made_up_data.SumTask, kind='buckets'),
 }
 
 
-class PiecesTest(parameterized.TestCase):
+class PiecesTest(made_up_runs.RunsTestCase):
+  TASKS = TASKS
 
   @parameterized.parameters(1, 100, 300, 10**6)
   @pytest.mark.few(2)
@@ -75,26 +76,6 @@ class PiecesTest(parameterized.TestCase):
       self.assertEqual(int(piece.order.order.bucket[0]), bucket)
     self.assertEqual(step, 8)
 
-  def prepare(self, kind, name, keep_data_on, **fields):
-    self.enter_context(mock.patch.object(tasks, 'TASKS', TASKS))
-    config = made_up_task.base_config()
-    config.update(
-        task=kind, num_epochs=3, eval_batch_size=4, checkpoint_seconds=0.0
-    )
-    config.update(keep_data_on=keep_data_on, **fields)
-    return training.prepare(config, str(self.workdir / name), kind)
-
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path)
-
-  def assert_same_runs(self, one, other):
-    for name in ('seed_0/metrics.csv', 'seed_0/result.json', 'report.json'):
-      contents = [
-          (self.workdir / run / name).read_bytes() for run in (one, other)
-      ]
-      self.assertEqual(*contents, name)
-
   @parameterized.parameters('arrays', 'buckets')
   @pytest.mark.slow
   def test_runs_equal_those_of_data_on_the_device(self, kind):
@@ -103,26 +84,81 @@ class PiecesTest(parameterized.TestCase):
     self.enter_context(
         mock.patch.object(placements.Placement, 'outputs', lambda _: usual)
     )
-    training.train_and_evaluate(self.prepare(kind, 'device', 'device'))
+    training.train_and_evaluate(self.prepare(kind, 'device'))
     # Two batches of training, and one and a half of evaluation, are a piece.
     self.enter_context(mock.patch.object(placements, '_PIECE_BYTES', 800))
-    save = seed_state.SeedState.save
-
-    def save_and_fail(run, checkpoints):
-      save(run, checkpoints)
-      raise KeyboardInterrupt
-
-    with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
-      with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare(kind, 'host', 'host'))
-    training.train_and_evaluate(self.prepare(kind, 'host', 'host'))
-    self.assert_same_runs('device', 'host')
+    host = self.prepare(kind, 'host', keep_data_on='host')
+    self.train_killed(host)
+    training.train_and_evaluate(host)
+    self.check_same('device', 'host')
+    self.check_same('device', 'host', 'report.json')
 
   def test_not_several_seeds_at_once(self):
     with self.assertRaisesRegex(
         ValueError, "seeds_at_once must be 1 with config.keep_data_on='host'"
     ):
-      self.prepare('arrays', 'none', 'host', num_seeds=2, seeds_at_once=2)
+      self.prepare('arrays', keep_data_on='host', seeds_at_once=2)
+
+
+class SeedsAtOnceTest(made_up_runs.RunsTestCase):
+  TASKS = TASKS
+
+  @parameterized.parameters(('arrays', 2), ('lessons', 3))
+  @pytest.mark.slow
+  def test_equals_separate_runs(self, kind, at_once):
+    self.equals_separate_runs(kind, at_once)
+
+  @pytest.mark.exhaustive
+  def test_of_a_generator_equals_separate_runs(self):
+    self.equals_separate_runs('generator', 2)
+
+  def equals_separate_runs(self, kind, at_once):
+    # Seeds stop after different epochs. Patience counts from the lessons' end.
+    fields = {'early_stopping.patience': 1, 'optimizer.learning_rate': 0.03}
+    fields |= {'num_epochs': 8 if kind == 'lessons' else 7, 'num_seeds': 3}
+    experiment = self.prepare(kind, 'separate', **fields)
+    training.train_and_evaluate(experiment)
+    whole = self.again(experiment, 'whole', seeds_at_once=at_once)
+    training.train_and_evaluate(whole)
+    separate = [self.result('separate', seed) for seed in range(3)]
+    self.assertGreater(len({result['num_epochs'] for result in separate}), 1)
+    for seed, wanted in enumerate(separate):
+      found = self.result('whole', seed)
+      self.assertEqual(found['stopped'], wanted['stopped'])
+      self.assertEqual(found['best_epoch'], wanted['best_epoch'])
+      for row, wanted_row in zip(
+          found['history'], wanted['history'], strict=True
+      ):
+        for key, value in wanted_row.items():
+          np.testing.assert_allclose(row[key], value, 2e-4, err_msg=key)
+    # Two of three seeds have done their second epoch: the third one's has
+    # another lesson than the others' third epoch.
+    killed = self.again(whole, 'killed')
+    self.train_killed(killed, at=5)
+    training.train_and_evaluate(killed)
+    names = [f'seed_{seed}/metrics.csv' for seed in range(3)]
+    self.check_same('whole', 'killed', *names, 'report.json')
+
+  def test_one_lesson_at_a_time(self):
+    task = made_up_data.SumTask(kind='lessons')
+    experiment = mock.Mock(task=task)
+
+    def active(*progress):
+      group = [
+          mock.Mock(run=mock.Mock(history=[None] * done, stopped=stopped))
+          for done, stopped in progress
+      ]
+      return [group.index(x) for x in loop.find_active(experiment, group)]
+
+    self.assertSequenceEqual(active((0, ''), (1, '')), [0, 1])
+    self.assertSequenceEqual(active((2, ''), (1, ''), (0, '')), [1, 2])
+    self.assertSequenceEqual(active((2, ''), (1, 'early'), (3, '')), [0])
+    self.assertSequenceEqual(active((3, ''), (4, '')), [0, 1])
+    self.assertSequenceEqual(active((5, 'all')), [])
+
+  def test_refuses_batches_of_different_lengths(self):
+    with self.assertRaisesRegex(ValueError, 'seeds_at_once must be 1 .*length'):
+      self.prepare('buckets', num_seeds=2, seeds_at_once=2)
 
 
 if __name__ == '__main__':

@@ -3,17 +3,15 @@
 import gzip
 import json
 import pathlib
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
 
-from rnnzoo import tasks
-from rnnzoo import training
 from rnnzoo.training import profile
 from tests.testing import made_up_data
 from tests.testing import made_up_task
+from tests.training import made_up_runs
 
 HLO = """
 HloModule jit_f
@@ -104,27 +102,23 @@ class TraceTest(parameterized.TestCase):
 
 
 @pytest.mark.slow
-class ProfileTest(parameterized.TestCase):
+class ProfileTest(made_up_runs.RunsTestCase):
+  TASKS = {'sign': made_up_task.SignTask, 'sum': made_up_data.SumTask}
 
   @parameterized.parameters(
       ('sign', 'device'), ('sign', 'host'), ('sum', 'device')
   )
   @pytest.mark.few(2)
   def test_parts_of_a_model(self, task, keep_data_on):
-    workdir = pathlib.Path(self.create_tempdir().full_path)
-    names = {'sign': made_up_task.SignTask, 'sum': made_up_data.SumTask}
-    self.enter_context(mock.patch.object(tasks, 'TASKS', names))
-    config = made_up_task.base_config()
-    config.update(task=task, eval_batch_size=4, keep_data_on=keep_data_on)
-    experiment = training.prepare(config, str(workdir), task)
-    text = profile.profile(experiment)
+    text = profile.profile(self.prepare(task, keep_data_on=keep_data_on))
     # The compiler may merge the directions of a part.
     for part in ('projection', 'recurrence', 'logits'):
       self.assertRegex(text, rf'\n{part} +(forward|backward) ')
     self.assertRegex(text, r'\noptimizer +forward ')
     self.assertRegex(text, r'\na step takes [\d.]+ ms')
-    self.assertNotEmpty([*workdir.rglob('profile/**/*.trace.json.gz')])
-    self.assertFalse((workdir / 'seed_0').exists())
+    traces = self.workdir.rglob('run/profile/**/*.trace.json.gz')
+    self.assertNotEmpty([*traces])
+    self.assertFalse((self.workdir / 'run/seed_0').exists())
 
 
 if __name__ == '__main__':

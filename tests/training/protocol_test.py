@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import pathlib
 from unittest import mock
 
 from absl.testing import absltest
@@ -21,35 +20,17 @@ from rnnzoo import training
 from rnnzoo.training import loop
 from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import placement as placements
-from rnnzoo.training import seed_state
 from rnnzoo.training import step as step_lib
 from rnnzoo.training import visits as visits_lib
 from tests.testing import made_up_data
-from tests.testing import made_up_task
+from tests.training import made_up_runs
 
 
-def config(**fields):
-  config = made_up_task.base_config()
-  config.update(task='sum', num_epochs=3, eval_batch_size=4, **fields)
-  config.checkpoint_seconds = 0.0
-  return config
-
-
-class RunTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
-
-  def prepare(self, kind, workdir=None, **fields):
-    task = functools.partial(made_up_data.SumTask, kind=kind)
-    self.enter_context(mock.patch.object(tasks, 'TASKS', {'sum': task}))
-    return training.prepare(
-        config(**fields), str(workdir or self.workdir), 'sum'
-    )
-
-  def result(self):
-    return json.loads((self.workdir / 'seed_0/result.json').read_text())
+class RunTest(made_up_runs.RunsTestCase):
+  TASKS = {
+      kind: functools.partial(made_up_data.SumTask, kind=kind)
+      for kind in ('generator', 'lessons', 'buckets')
+  }
 
   @parameterized.parameters('generator', 'buckets')
   @pytest.mark.slow
@@ -96,43 +77,29 @@ class RunTest(parameterized.TestCase):
         want,
         places=5,
     )
-    self.check_report(report)
+    self.check_report(report, self.workdir / 'run')
     if kind == 'generator':  # pieces_test.py kills one with buckets.
-      self.check_resumed()
+      killed = self.again(experiment, 'killed')
+      self.train_killed(killed)
+      training.train_and_evaluate(killed)
+      self.check_same('run', 'killed')
+      self.check_same('run', 'killed', 'report.json')
 
-  def check_report(self, report):
-    stored = json.loads((self.workdir / 'report.json').read_text())
+  def check_report(self, report, directory):
+    stored = json.loads((directory / 'report.json').read_text())
     self.assertEqual(stored, report)
     self.assertSequenceEqual(
         [*report['splits']['test_40']],
         ['squared_error', 'root', 'within', 'loss'],
     )
-    text = (self.workdir / 'report.txt').read_text()
+    text = (directory / 'report.txt').read_text()
     self.assertIn('test squared_error ', text)
     self.assertIn('test_40, mean +- std of 1 seed(s):', text)
     self.assertEqual(
-        (self.workdir / 'ones.txt').read_text(),
-        f'sum, made up sums: {report["of_ones"]}',
+        (directory / 'ones.txt').read_text(),
+        f'{report["experiment"]}, made up sums: {report["of_ones"]}',
     )
-    self.assertTrue((self.workdir / 'curves.png').exists())
-
-  def check_resumed(self):
-    """A run that is killed after its first epoch ends as the whole one."""
-    save, killed = seed_state.SeedState.save, self.workdir.with_name('killed')
-
-    def save_and_fail(run, checkpoints):
-      save(run, checkpoints)
-      raise KeyboardInterrupt
-
-    fields = {'monitor': 'validation_root'}
-    with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
-      with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare('generator', killed, **fields))
-    training.train_and_evaluate(self.prepare('generator', killed, **fields))
-    for name in ('seed_0/metrics.csv', 'seed_0/result.json', 'report.json'):
-      self.assertEqual(
-          (killed / name).read_bytes(), (self.workdir / name).read_bytes()
-      )
+    self.assertTrue((directory / 'curves.png').exists())
 
   @pytest.mark.slow
   def test_monitors_that_do_not_exist(self):
@@ -145,15 +112,9 @@ class RunTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_labels_are_not_smoothed_in_silence(self):
-    self.enter_context(
-        mock.patch.object(tasks, 'TASKS', {'sum': made_up_data.SumTask})
-    )
-    given = config()
-    given.model.label_smoothing = 0.1
-    with self.assertRaisesRegex(
-        ValueError, "for the task 'sum', which smooths"
-    ):
-      training.prepare(given, str(self.workdir))
+    message = "label_smoothing must be 0 for the task 'generator', which smooth"
+    with self.assertRaisesRegex(ValueError, message):
+      self.prepare('generator', **{'model.label_smoothing': 0.1})
 
   @pytest.mark.slow
   def test_a_score_that_is_missing(self):
@@ -182,10 +143,9 @@ class RunTest(parameterized.TestCase):
     train = task.splits['train']
     bad = lambda key: {'x': jnp.zeros((4, 3, 2)), 'y': jnp.zeros(4)}
     task.splits['train'] = train._replace(lessons=((2, bad),))
-    make = {'sum': lambda config: task}
-    with mock.patch.object(tasks, 'TASKS', make):
+    with mock.patch.object(tasks, 'TASKS', {'sum': lambda config: task}):
       with self.assertRaisesRegex(ValueError, 'in_features = 1'):
-        training.prepare(config(), str(self.workdir), 'sum')
+        self.prepare('sum')
 
   @pytest.mark.slow
   def test_lessons_alone_are_warned_of(self):

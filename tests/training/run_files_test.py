@@ -9,6 +9,7 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -108,10 +109,12 @@ class RunFilesTestCase(parameterized.TestCase):
     self.experiment, self.whole = finished()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
 
-  def copy(self) -> None:
-    """Makes `self.workdir` a copy of the finished run."""
+  def copy(self, tested=True) -> None:
+    """Makes `self.workdir` a copy of the finished run, as before its test."""
     shutil.rmtree(self.workdir, ignore_errors=True)
     shutil.copytree(self.whole, self.workdir)
+    if not tested:
+      (self.workdir / 'seed_0/result.json').unlink()
 
   def open(self, config=None, mode='train', **described):
     """Opens the copy as `prepare` does; fields change what is described."""
@@ -150,32 +153,25 @@ class RunFilesTestCase(parameterized.TestCase):
 
 class DamageTestCase(RunFilesTestCase):
 
-  def check_damages(self, names, damages, repeats: int) -> None:
+  def check_damages(self, names, damages) -> None:
     """Damages one file of the finished run at a time, and goes on."""
     rng = random.Random(0)
-    for name in names:
-      for damage in damages:
-        for _ in range(repeats):
-          with self.subTest(f'{name} {damage}'):
-            self.copy()
-            self.forget_result(name)
-            path = self.workdir / name
-            content = DAMAGES[damage](path.read_bytes(), rng)
-            if content is None:
-              path.unlink()
-            else:
-              path.write_bytes(content)
-            try:
-              self.resume()
-            except ValueError as error:
-              self.assertIn(str(self.workdir), str(error))
-            else:
-              self.check_same()
-
-  def forget_result(self, damaged: str) -> None:
-    """Makes the run one that still has to be tested, and reads all it has."""
-    if damaged != 'seed_0/result.json':
-      (self.workdir / 'seed_0/result.json').unlink()
+    for name, damage in itertools.product(names, damages):
+      with self.subTest(f'{name} {damage}'):
+        # A run that still has to be tested reads all it has.
+        self.copy(tested=name == 'seed_0/result.json')
+        path = self.workdir / name
+        content = DAMAGES[damage](path.read_bytes(), rng)
+        if content is None:
+          path.unlink()
+        else:
+          path.write_bytes(content)
+        try:
+          self.resume()
+        except ValueError as error:
+          self.assertIn(str(self.workdir), str(error))
+        else:
+          self.check_same()
 
   def names(self) -> list[str]:
     """Returns the files of the run, except what is written and never read."""
@@ -195,18 +191,15 @@ class DamagedFilesTest(DamageTestCase):
         {'config.json', 'run.json', 'seed_0/result.json', 'seed_0/seconds.csv'},
         names,
     )
-    self.check_damages(names, ('emptied', 'list'), repeats=1)
+    self.check_damages(names, ('emptied', 'list'))
 
   @pytest.mark.slow
   def test_a_damaged_checkpoint(self):
-    names = [
-        name
-        for name in self.names()
-        if name.startswith('seed_0/checkpoints/3/')
-    ]
-    self.assertIn('seed_0/checkpoints/3/manifest.json', names)
+    last = 'seed_0/checkpoints/3/'
+    names = [name for name in self.names() if name.startswith(last)]
+    self.assertIn(f'{last}manifest.json', names)
     self.assertGreater(len(names), 15)
-    self.check_damages(names[::3], ('flipped',), repeats=1)
+    self.check_damages(names[::3], ('flipped',))
 
 
 class CheckpointsTest(RunFilesTestCase):
@@ -220,8 +213,7 @@ class CheckpointsTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_an_older_one_is_used_with_a_warning(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     self.break_checkpoint(3)
     output = self.resume()
     self.assertRegex(output, r'WARNING: the checkpoint .*/3 is damaged')
@@ -235,8 +227,7 @@ class CheckpointsTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_no_good_one_left(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     for epoch in (2, 3):
       self.break_checkpoint(epoch)
     with self.assertRaisesRegex(
@@ -250,8 +241,7 @@ class CheckpointsTest(RunFilesTestCase):
     self.check_same()
 
   def test_what_cannot_be_read_is_not_called_damaged(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     denied = PermissionError(errno.EACCES, 'Permission denied')
     elsewhere = {
         '_digest': mock.Mock(side_effect=denied),  # The files themselves.
@@ -270,8 +260,9 @@ class CheckpointsTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_another_version(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
+    path = self.checkpoint(3) / 'manifest.json'
+    self.assertEqual(json.loads(path.read_text())['version'], 3)
     with mock.patch.object(checkpointing, 'VERSION', 4):
       with self.assertRaisesRegex(
           training.RunFileError, 'is of version 3, but this rnnzoo reads .* 4;'
@@ -281,14 +272,9 @@ class CheckpointsTest(RunFilesTestCase):
       with self.assertRaisesRegex(training.RunFileError, 'is of version 3'):
         training.best_model(experiment, seed=0)
 
-  def test_the_version_is_in_the_file(self):
-    path = self.whole / 'seed_0/checkpoints/3/manifest.json'
-    self.assertEqual(json.loads(path.read_text())['version'], 3)
-
   @pytest.mark.slow
   def test_names_that_no_run_wrote(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     for name in ('007', '٤', '9x'):
       (self.checkpoint(3).parent / name).mkdir()
     self.assertEqual(self.resume().count('WARNING'), 0)
@@ -314,8 +300,7 @@ class CheckpointsTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_a_kill_before_the_first_manifest(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     shutil.rmtree(self.checkpoint(2))
     self.checkpoint(3).rename(self.checkpoint(1))
     (self.checkpoint(1) / checkpointing.MANIFEST).unlink()
@@ -346,8 +331,7 @@ class CheckpointsTest(RunFilesTestCase):
       training.best_model(experiment, seed=1)
 
   def test_of_another_epoch(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     shutil.rmtree(self.checkpoint(3))
     self.checkpoint(2).rename(self.checkpoint(3))
     with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
@@ -366,8 +350,7 @@ class CheckpointsTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_a_full_disk(self):
-    self.copy()
-    (self.workdir / 'seed_0/result.json').unlink()
+    self.copy(tested=False)
     shutil.rmtree(self.checkpoint(3))
     shutil.rmtree(self.checkpoint(2))
     # A file where orbax wants to make a directory, which even root cannot.
@@ -455,8 +438,8 @@ class LostFilesTest(RunFilesTestCase):
   def test_a_checkpoint_says_whose_they_are(self):
     other = self.experiment.config.copy_and_resolve_references()
     other.optimizer.learning_rate *= 2
-    cases = [((n,), how) for n in self.NAMES for how in ('changed', 'cut')]
-    cases += [((n,), 'deleted') for n in self.NAMES]
+    hows = 'changed', 'cut', 'deleted'
+    cases = [((n,), how) for n in self.NAMES for how in hows]
     for names, how in [*cases, (self.NAMES, 'deleted'), (self.NAMES, 'cut')]:
       with self.subTest(f'{names} {how}'):
         self.lose(*names, how=how)
@@ -605,21 +588,21 @@ class RunDirectoryTest(RunFilesTestCase):
         config(**fields), MADE_UP, str(workdir), 'sign'
     )
 
+  def enter_folder(self):
+    """Makes an empty folder the current one."""
+    folder = self.create_tempdir().full_path
+    self.enter_context(contextlib.chdir(folder))
+    return pathlib.Path(folder)
+
   def test_names_of_one_second(self):
-    here = os.getcwd()
-    self.addCleanup(os.chdir, here)
-    os.chdir(self.create_tempdir().full_path)
+    self.enter_folder()
     paths = {self.open() for _ in range(3)}
     self.assertLen(paths, 3)
     for path in paths:
       self.assertTrue((path / 'config.json').is_file())
 
   def test_paths_that_are_files(self):
-    here = os.getcwd()
-    self.addCleanup(os.chdir, here)
-    folder = pathlib.Path(self.create_tempdir().full_path)
-    os.chdir(folder)
-    file = folder / 'runs'
+    file = self.enter_folder() / 'runs'
     file.touch()
     for path, message in (
         (file, f'^--workdir={file} is a file, not a directory$'),
@@ -654,21 +637,18 @@ class RunDirectoryTest(RunFilesTestCase):
 
   def test_files_of_somebody_else_stay(self):
     self.workdir.mkdir()
-    for name in ('config.json', 'report.json', 'task.json'):
+    for name, message in {
+        'config.json': 'holds a config.json but no run.json',
+        'report.json': 'holds a report.json but no run.json',
+        'task.json': 'holds a task.json but no run.json',
+        'run.json': 'a run.json that no run wrote',
+    }.items():
       path = self.workdir / name
       path.write_text('{"mine": 1}')
-      with self.assertRaisesRegex(
-          ValueError, f'holds a {name} but no run.json'
-      ):
+      with self.assertRaisesRegex(ValueError, message):
         self.open(self.workdir)
       self.assertEqual(path.read_text(), '{"mine": 1}')
       path.unlink()
-    path = self.workdir / 'run.json'
-    path.write_text('{"mine": 1}')
-    with self.assertRaisesRegex(ValueError, 'a run.json that no run wrote'):
-      self.open(self.workdir)
-    self.assertEqual(path.read_text(), '{"mine": 1}')
-    path.unlink()
     self.open(self.workdir)
 
   def test_a_lock_of_somebody_else_stays(self):
@@ -756,8 +736,8 @@ class EveryDamageTest(DamageTestCase):
     ]
     names = [name for name in self.names() if name not in inner]
     self.assertNotEmpty(inner)
-    self.check_damages(names, DAMAGES, repeats=1)
-    self.check_damages(inner, ('deleted', 'flipped', 'longer'), repeats=1)
+    self.check_damages(names, DAMAGES)
+    self.check_damages(inner, ('deleted', 'flipped', 'longer'))
 
 
 if __name__ == '__main__':

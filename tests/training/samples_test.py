@@ -1,19 +1,15 @@
 """Samples of text while a model trains: when, where, and after a kill."""
 
-import pathlib
-from unittest import mock
-
 from absl.testing import absltest
 import jax
 import numpy as np
 import pytest
 
-from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.training import files
 from rnnzoo.training import records
-from rnnzoo.training import seed_state
 from tests.testing import made_up_task
+from tests.training import made_up_runs
 
 
 class TalkingTask(made_up_task.SignTask):
@@ -26,29 +22,12 @@ class TalkingTask(made_up_task.SignTask):
     yield f' {int(jax.random.randint(key, (), 0, 10**9))}\n\n'
 
 
-class SamplesTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path)
-    names = {'talk': TalkingTask, 'sign': made_up_task.SignTask}
-    self.enter_context(mock.patch.object(tasks, 'TASKS', names))
-
-  def prepare(self, name, task='talk', **fields):
-    config = made_up_task.base_config()
-    config.update(
-        task=task,
-        num_epochs=2,
-        eval_batch_size=4,
-        checkpoint_seconds=0.0,
-        sample_every=1,
-    )
-    config.update(fields)
-    return training.prepare(config, str(self.workdir / name), task)
+class SamplesTest(made_up_runs.RunsTestCase):
+  TASKS = {'talk': TalkingTask, 'sign': made_up_task.SignTask}
 
   @pytest.mark.slow
   def test_of_every_epoch_and_after_a_kill(self):
-    experiment = self.prepare('whole')
+    experiment = self.prepare('talk', 'whole', num_epochs=2, sample_every=1)
     training.train_and_evaluate(experiment)
     path = self.workdir / 'whole/seed_0/samples.txt'
     whole = path.read_bytes().decode()
@@ -58,48 +37,31 @@ class SamplesTest(absltest.TestCase):
     self.assertNotEqual(found[1], found[2])
     self.assertStartsWith(found[2], '\r\nepoch 1, 3 characters\n')
     kernel = training.best_model(experiment, 0).head.kernel[...]
-    best = np.argmin([row['validation_loss'] for row in self.history()])
+    history = self.result('whole')['history']
+    best = np.argmin([row['validation_loss'] for row in history])
     if best == 1:
       self.assertIn(f'{float(kernel[0, 0]):.6f}', found[2])
     events = next(path.parent.glob('events.*')).read_bytes()
     self.assertIn(found[2].strip().encode(), events)
 
-    save = seed_state.SeedState.save
-
-    def save_and_fail(run, checkpoints):
-      # The sample of the second epoch is written, its checkpoint is not.
-      if len(run.history) == 2:
-        raise KeyboardInterrupt
-      save(run, checkpoints)
-
-    with mock.patch.object(seed_state.SeedState, 'save', save_and_fail):
-      with self.assertRaises(KeyboardInterrupt):
-        training.train_and_evaluate(self.prepare('killed'))
-    killed = self.workdir / 'killed/seed_0'
-    self.assertIn('epoch 2, ', (killed / 'samples.txt').read_text())
-    training.train_and_evaluate(self.prepare('killed'))
-    for name in ('samples.txt', 'metrics.csv', 'result.json'):
-      self.assertEqual(
-          (killed / name).read_bytes(), (path.parent / name).read_bytes(), name
-      )
+    # The sample of the second epoch is written, its checkpoint is not.
+    killed = self.again(experiment, 'killed')
+    self.train_killed(killed, at=2, before=True)
+    samples = self.workdir / 'killed/seed_0/samples.txt'
+    self.assertIn('epoch 2, ', samples.read_text())
+    training.train_and_evaluate(killed)
+    self.check_same('whole', 'killed')
+    self.check_same('whole', 'killed', 'seed_0/samples.txt')
     # They are no part of the training.
-    training.train_and_evaluate(self.prepare('none', sample_every=0))
-    none = self.workdir / 'none/seed_0'
-    self.assertFalse((none / 'samples.txt').exists())
-    self.assertEqual(
-        (none / 'metrics.csv').read_bytes(),
-        (killed / 'metrics.csv').read_bytes(),
-    )
-
-  def history(self):
-    path = self.workdir / 'whole/seed_0/result.json'
-    return files.read_json(path, dict)['history']
+    training.train_and_evaluate(self.again(experiment, 'none', sample_every=0))
+    self.assertFalse((self.workdir / 'none/seed_0/samples.txt').exists())
+    self.check_same('none', 'killed', 'seed_0/metrics.csv')
 
   def test_a_task_without_text(self):
     with self.assertRaisesRegex(
         ValueError, "sample_every must be 0 for the task 'sign'.*got 1"
     ):
-      self.prepare('sign', task='sign')
+      self.prepare('sign', sample_every=1)
 
   def test_damaged(self):
     path = self.workdir / 'samples.txt'

@@ -64,10 +64,9 @@ class TrainedTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     flags.FLAGS.mark_as_parsed()
+    # Another test of this process may be rnnzoo.
     self.addCleanup(processes.set_name, processes.name())
-    processes.set_name(
-        'train.py'
-    )  # Another test of this process may be rnnzoo.
+    processes.set_name('train.py')
     self.enter_context(mock.patch.object(tasks, 'TASKS', dict(TASKS)))
     done, self.report = finished()
     self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
@@ -149,12 +148,25 @@ class TrainedTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'task must be one of mute; got'):
       training.load(self.workdir)
 
-  def use(self, function, given, mode, **more):
+  def use(self, function, given, mode, stdin='', **more):
+    """Returns the output of a function with these flags."""
     output = io.StringIO()
-    with flagsaver.flagsaver(mode=mode, **more):
-      with contextlib.redirect_stdout(output):
-        function(given)
+    if isinstance(stdin, bytes):
+      stdin = io.TextIOWrapper(io.BytesIO(stdin), 'utf-8')
+    with (
+        flagsaver.flagsaver(mode=mode, **more),
+        mock.patch.object(sys, 'stdin', stdin),
+        contextlib.redirect_stdout(output),
+    ):
+      function(given)
     return output.getvalue()
+
+  def refused(self, function, given, mode, **more):
+    """Returns the sentence by which a function gives up."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
+      self.use(function, given, mode, **more)
+    return errors.getvalue()
 
   def test_modes(self):
     output = self.use(command_line.evaluate, self.experiment, 'evaluate')
@@ -162,26 +174,23 @@ class TrainedTest(absltest.TestCase):
     self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
     self.assertRegex(output, 'seed 4: test accuracy .*, loss')
     loaded = training.load(self.workdir)
-    with mock.patch.object(sys, 'stdin', io.StringIO('-3\n3\n')):
-      lines = self.use(command_line.answer, loaded, 'predict').split()
+    answer = functools.partial(self.use, command_line.answer, loaded)
+    lines = answer('predict', b'-3\n3\n').split()
     x = np.array([-3, 3], np.float32)[:, None, None] * np.ones((1, 1, 2))
     self.assertEqual(
         lines,
         [TextTask.class_names[k] for k in loaded.predict(np.float32(x))],
     )
-    sample = self.use(command_line.answer, loaded, 'sample', prompt='So')
-    self.assertEqual(sample, 'So!?\n')
-    errors = io.StringIO()
+    self.assertEqual(answer('sample', prompt='So'), 'So!?\n')
     for name, message in (
         ('length', 'have no length'),
         ('temperature', 'have no temperature'),
         ('seed', 'seed must be an integer from 0 to 4294967295; got -1'),
     ):
-      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-        self.use(command_line.answer, loaded, 'sample', **{name: -1})
-      self.assertEndsWith(errors.getvalue(), f'{message}\n')
-    with mock.patch.object(sys, 'stdin', None):  # As a shell's `<&-` leaves it.
-      self.assertEqual(self.use(command_line.answer, loaded, 'predict'), '')
+      told = self.refused(command_line.answer, loaded, 'sample', **{name: -1})
+      self.assertEndsWith(told, f'{message}\n')
+    # As a shell's `<&-` leaves it.
+    self.assertEqual(answer('predict', stdin=None), '')
 
   def test_model_of_another_seed(self):
     output = self.use(
@@ -201,32 +210,21 @@ class TrainedTest(absltest.TestCase):
         (command_line.evaluate, 'evaluate'),
     ):
       given['model_seed'] = 5
-      errors = io.StringIO()
-      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-        self.use(function, self.experiment, mode, **given)
+      told = self.refused(function, self.experiment, mode, **given)
       message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
-      self.assertRegex(errors.getvalue(), message)
+      self.assertRegex(told, message)
 
   @pytest.mark.slow
   def test_lines_of_any_bytes(self):
     loaded = training.load(self.workdir)
-    # An editor's mark is no part of the first number.
-    for content in (b'\xef\xbb\xbf-3\r\n3', b'-3\n3\n'):
-      given = io.TextIOWrapper(io.BytesIO(content))
-      with mock.patch.object(sys, 'stdin', given):
-        lines = self.use(command_line.answer, loaded, 'predict').split()
-      self.assertLen(lines, 2)
-    # A carriage return ends a line where a newline follows, and nowhere else.
-    given = io.TextIOWrapper(io.BytesIO(b'\r-3\r\r\n\x0c3'), 'utf-8')
-    with mock.patch.object(sys, 'stdin', given):
-      lines = self.use(command_line.answer, loaded, 'predict').split()
-    self.assertLen(lines, 2)
-    given = io.TextIOWrapper(io.BytesIO(b'-3\n3\n\xff\n'), 'utf-8')
-    errors = io.StringIO()
-    with mock.patch.object(sys, 'stdin', given):
-      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-        self.use(command_line.answer, loaded, 'predict')
-    self.assertIn('line 3 is not UTF-8', errors.getvalue())
+    # An editor's mark is no part of the first number. A carriage return ends a
+    # line where a newline follows, and nowhere else.
+    for stdin in (b'\xef\xbb\xbf-3\r\n3', b'-3\n3\n', b'\r-3\r\r\n\x0c3'):
+      lines = self.use(command_line.answer, loaded, 'predict', stdin)
+      self.assertLen(lines.split(), 2)
+    stdin = b'-3\n3\n\xff\n'
+    told = self.refused(command_line.answer, loaded, 'predict', stdin=stdin)
+    self.assertIn('line 3 is not UTF-8', told)
 
   def test_nobody_reads(self):
     for mode, code in (('sample', None), ('evaluate', 2)):
@@ -260,21 +258,17 @@ class TrainedTest(absltest.TestCase):
     task = made_up_task.SignTask()
     mute = dataclasses.replace(training.load(self.workdir), task=task)
     for mode in ('predict', 'sample'):
-      errors = io.StringIO()
-      with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-        self.use(command_line.answer, mute, mode)
-      self.assertRegex(errors.getvalue(), '^train.py: the task SignTask ')
+      told = self.refused(command_line.answer, mute, mode)
+      self.assertRegex(told, '^train.py: the task SignTask ')
     with self.assertRaisesRegex(NotImplementedError, 'no predictions'):
       mute.predict(task.splits['test']['inputs'])
 
   @pytest.mark.slow
   def test_a_mode_needs_a_run(self):
+    prepare = lambda unused: command_line.prepare()
     for workdir in ('', '/no/where'):
-      errors = io.StringIO()
-      with flagsaver.flagsaver(mode='evaluate', workdir=workdir):
-        with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-          command_line.prepare()
-      self.assertRegex(errors.getvalue(), '--mode=evaluate needs the --workdir')
+      told = self.refused(prepare, None, 'evaluate', workdir=workdir)
+      self.assertRegex(told, '--mode=evaluate needs the --workdir')
 
 
 if __name__ == '__main__':
