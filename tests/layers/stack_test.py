@@ -340,6 +340,7 @@ class NormTest(parameterized.TestCase):
       equal(norm.mean[...], 0)
       equal(norm.var[...], 1)
 
+
 class BidirectionalTest(parameterized.TestCase):
 
   @parameterized.product(reverse=(False, True))
@@ -401,6 +402,7 @@ class SequenceClassifierTest(parameterized.TestCase):
     close(model(x), model.head(y[:, -1]))
     close(model(x[0]), model.head(y[0, -1]))
     self.assertEqual(want.shape, (BATCH, 7))
+
 
 class SequenceModelTest(parameterized.TestCase):
 
