@@ -7,7 +7,6 @@ from absl.testing import parameterized
 import chex
 from flax import nnx
 import jax
-from jax import test_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,18 +100,6 @@ class LinearScanTest(parameterized.TestCase):
       np.testing.assert_allclose(h, want, rtol=1e-12, atol=1e-12)
       for g, d in zip(got, gradients, strict=True):
         np.testing.assert_allclose(g, d, rtol=1e-12, atol=1e-12)
-
-  @parameterized.parameters(*PATHS)
-  @pytest.mark.slow
-  def test_gradients_agree_with_finite_differences(self, path):
-    a, b, h0, reset = draw(5)
-    with jax.enable_x64(True):
-      scan = jax.jit(
-          functools.partial(
-              rnnzoo.linear_scan, reset=reset, implementation=path
-          )
-      )
-      test_util.check_grads(scan, (a, b, h0), order=1, modes=['rev'], rtol=1e-6)
 
   @parameterized.product(path=PATHS, zero=('a', 'h'))
   @pytest.mark.slow
