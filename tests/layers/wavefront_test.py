@@ -27,6 +27,7 @@ from tests.testing import random_layers
 H200 = 'NVIDIA H200'
 
 IN_TURN = rnnzoo.Pallas(wavefront=False), 'scan'
+CARRIES = rnnzoo.Pallas(keep='carries'), 'scan'
 
 
 def make(layer, sizes, num_layers, **options):
@@ -305,9 +306,11 @@ class WavefrontTest(parameterized.TestCase):
       # Few steps; another path first; a single layer; no kernel of blocks.
       (0, rnnzoo.LSTM, (128, 128), 2, 32, 256, {}),
       (0, rnnzoo.LSTM, (64, 64), 2, 8, 512, {'implementation': 'scan'}),
+      (0, rnnzoo.LSTM, (64, 64), 2, 8, 512, {'implementation': CARRIES}),
       (0, rnnzoo.LSTM, (64, 64), 2, 8, 512, {'implementation': IN_TURN}),
       (0, rnnzoo.LSTM, (64, 64), 1, 8, 512, {}),
       (0, rnnzoo.IndRNN, (64, 64), 2, 8, 512, {}),
+      (0, rnnzoo.LSTM, (64, 64), 2, 0, 512, {}),
       (0, (rnnzoo.LSTM, rnnzoo.GRU), (64, 64), 2, 8, 512, {}),
   )
   @pytest.mark.few(2)
