@@ -137,10 +137,6 @@ CALLS = {
         {'x': np.ones((BATCH, TIME, 7), np.float32)},
         r'time, in_features\].*in_features = 3, got shape \(2, 5, 7\)',
     ),
-    'one_axis': (
-        {'x': np.ones(IN, np.float32)},
-        r'\[..., time, in_features\].*got shape \(3,\)',
-    ),
     'integers': (
         {'x': np.ones((BATCH, TIME, IN), np.int32)},
         'floating-point x, got int32; x.astype',
@@ -166,14 +162,6 @@ CALLS = {
         {'mask': np.ones(BATCH, np.int32)},
         r'mask must be a bool array of shape \(2, 5\), got int32 of shape'
         r' \(2,\)\.$',
-    ),
-    'mask_length': (
-        {'mask': np.zeros((TIME, BATCH), bool)},
-        r'mask must have shape \(2, 5\), got \(5, 2\)',
-    ),
-    'mask_dtype': (
-        {'mask': np.zeros((BATCH, TIME), np.int32)},
-        'mask must be a bool array .* got dtype int32',
     ),
     'float_lengths': (
         {'seq_lengths': np.ones(BATCH, np.float32)},
