@@ -117,9 +117,7 @@ class DtypesTest(parameterized.TestCase):
         params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
       return jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32) ** 2)
 
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     with jax.sharding.use_abstract_mesh(mesh):
       over_batch = jax.sharding.NamedSharding(mesh, P('data'))
       x = jax.ShapeDtypeStruct((4, 6, 8), jnp.bfloat16, sharding=over_batch)
@@ -143,9 +141,7 @@ class SavedNormsTest(parameterized.TestCase):
   def test_gathered_and_sharded_back(
       self, norm, trains=False, made=rnnzoo.Stack
   ):
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
 
     def saved(a):
       axis = next((i for i, n in enumerate(a.shape) if n % 2 == 0), None)
@@ -189,9 +185,7 @@ class SumsTest(parameterized.TestCase):
       own = nnx.merge(graphdef, params, frozen, copy=True)
       return jnp.sum(own(x).astype(jnp.float32) ** 2)
 
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     with jax.sharding.use_abstract_mesh(mesh):
       x = typed(mesh, (4, 6, 8), jnp.float32, P('data'))
       jaxpr = jax.make_jaxpr(jax.grad(loss))(params, x)
@@ -239,9 +233,7 @@ class SymbolicTest(parameterized.TestCase):
 
   def test_batch(self):
     stack = rnnzoo.Stack(rnnzoo.GRU, 8, 8, rngs=nnx.Rngs(0))
-    mesh = jax.sharding.AbstractMesh(
-        (4,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=4)
     (size,) = jax.export.symbolic_shape('b', constraints=['mod(b, 4) == 0'])
     with jax.sharding.use_abstract_mesh(mesh):
       x = typed(mesh, (size, 6, 8), jnp.float32, P('data'))
@@ -263,9 +255,7 @@ class CarryErrorsTest(parameterized.TestCase):
     carry = layer.initial_carry((batch,))
     unroll = lambda x, carry: layer.unroll(x, initial_carry=carry)
     calls = [(unroll, (8, 5, 4)), (lambda x, c: layer.step(c, x), (8, 4))]
-    mesh = jax.sharding.AbstractMesh(
-        (8,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=8)
     # The backward layer of both directions has no steps.
     for run, shape in calls[: 1 if kind == 'Bidirectional' else 2]:
       with jax.sharding.use_abstract_mesh(mesh):
@@ -369,7 +359,7 @@ class MappedTest(Numbers):
     made = rnnzoo.LSTM(4, 4, implementation='scan', rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(made)
     loss = lambda state, x: jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
-    mesh = explicit_mesh()
+    mesh = several_devices.explicit_mesh(a=4, b=2)
     with jax.sharding.use_abstract_mesh(mesh):
       states = jax.tree.map(
           lambda p: typed(mesh, (8, *p.shape), p.dtype, P('a')), state
@@ -479,11 +469,6 @@ class KernelsTest(parameterized.TestCase):
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
 
 
-def explicit_mesh():
-  axis_types = (jax.sharding.AxisType.Explicit,) * 2
-  return jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
-
-
 def typed(mesh, shape, dtype, spec):
   sharding = jax.sharding.NamedSharding(mesh, spec)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -530,7 +515,11 @@ class TokensTest(parameterized.TestCase):
           rngs=nnx.Rngs(0),
       )
 
-    mesh, shapes = explicit_mesh(), ((8, 6), (8,), (8, 4))
+    mesh, shapes = several_devices.explicit_mesh(a=4, b=2), (
+        (8, 6),
+        (8,),
+        (8, 4),
+    )
     with jax.sharding.use_abstract_mesh(mesh):
       given = [
           typed(mesh, shape, jnp.int32, spec)
@@ -564,7 +553,7 @@ class TokensTest(parameterized.TestCase):
     run = lambda source, lengths: model.decode(
         source, lengths, max_length=3, num_beams=num_beams
     )
-    mesh = explicit_mesh()
+    mesh = several_devices.explicit_mesh(a=4, b=2)
     if is_mapped:
       run = jax.shard_map(run, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
     with jax.sharding.use_abstract_mesh(mesh):
@@ -576,7 +565,7 @@ class TokensTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_others_whose_flags_or_time_are_sharded_otherwise(self):
-    rngs, mesh = nnx.Rngs(0), explicit_mesh()
+    rngs, mesh = nnx.Rngs(0), several_devices.explicit_mesh(a=4, b=2)
     language = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=rngs)
     sequence = models.SequenceModel(
         rnnzoo.Stack(rnnzoo.MinGRU, 4, 8, num_layers=2, rngs=rngs), 3, rngs=rngs
