@@ -150,27 +150,6 @@ class SLSTMEquationsTest(parameterized.TestCase):
     h_gates, carry = (zero,) * 4, (zero, c, n, m)
     return rnnzoo.SLSTMCell().update({}, (i, f, z, o), h_gates, carry)
 
-  @parameterized.parameters(1, 5, 30, 100)
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_second_form_and_its_derivative(self, scale):
-    draw = np.random.default_rng(scale)
-    with jax.enable_x64(True):
-      args = [scale * draw.standard_normal(999) for _ in range(7)]
-      # Normalisers below and above 1, and of empty cells.
-      args[5] = np.abs(args[5]) * (draw.random(999) < 0.9)
-      got, pull = jax.vjp(self.cell, *args)
-      expected, expected_pull = jax.vjp(self.paper, *args)
-      weights = tuple(draw.standard_normal(999) for _ in got)
-      pairs = zip(
-          (*got, *pull(weights)),
-          (*expected, *expected_pull(weights)),
-          strict=True,
-      )
-      for a, b in pairs:
-        error = np.linalg.norm(a - b) / np.linalg.norm(b)
-        self.assertLess(error, 1e-13)
-
   @pytest.mark.slow
   def test_where_the_normaliser_is_one(self):
     by_n = lambda f: jax.grad(

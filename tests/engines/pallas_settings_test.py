@@ -10,14 +10,11 @@ from absl.testing import parameterized
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
 from pallas_kernels import projection
 import rnnzoo
-from rnnzoo import linen
 from rnnzoo.engines import choice as choice_lib
 from rnnzoo.engines import selection
 from tests.testing import abstract_gpu
@@ -275,25 +272,6 @@ class NamesTest(parameterized.TestCase):
     self.assertIn('GPU kernels need', reason)
     with self.assertRaisesRegex(NotImplementedError, "'scan' runs everywhere"):
       jax.eval_shape(make(CARRIES), x)
-
-  def test_linen(self):
-    x = inputs(BATCH, TIME)
-    layer = linen.GRU(features=8, implementation=(CARRIES, 'scan'))
-    params = layer.init(jax.random.key(0), x)
-    self.assertEqual(layer.apply(params, x).shape, (BATCH, TIME, 8))
-
-  @pytest.mark.slow
-  def test_a_plan(self):
-    if not abstract_gpu.RUNS:
-      return
-    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    x = jax.ShapeDtypeStruct(
-        (4, 40, 24), jnp.float32, sharding=NamedSharding(mesh, P('data'))
-    )
-    layer = rnnzoo.LSTM(24, 32, implementation=CARRIES, rngs=nnx.Rngs(0))
-    plan = rnnzoo.dryrun(layer, x)
-    self.assertEqual(plan.choices[0].path, 'pallas')
-    self.assertEqual(sum(plan.kernels.values()), 2)
 
 
 if __name__ == '__main__':

@@ -7,7 +7,6 @@ shapes, primitives without a rule and the size of shared memory are checked.
 import dataclasses
 import functools
 import re
-import warnings
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -235,15 +234,6 @@ class OtherDevicesTest(parameterized.TestCase):
       message = f"compute capability 9.0 .*'{kind}'.*'scan' runs everywhere"
       with self.assertRaisesRegex(NotImplementedError, message):
         jax.eval_shape(f, *args)
-
-  @parameterized.parameters('MinGRU', 'IndRNN')
-  @pytest.mark.slow
-  def test_falls_back_without_a_warning(self, name):
-    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
-    with warnings.catch_warnings(), self.assertNoLogs(level='WARNING'):
-      warnings.simplefilter('error')
-      y = layer(jnp.ones((2, 5, 3)))
-    self.assertEqual(y.shape, (2, 5, 4))
 
 
 if __name__ == '__main__':
