@@ -587,6 +587,7 @@ class TokensTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'IndRNN')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_gates_that_are_not_kept(self, layer):
     self.assert_sums_gradients_of_parameters_only(
         sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
@@ -596,7 +597,8 @@ class TokensTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_every_form(self, layer):
-    for form, call in sharded_cases.in_turn(layer):
+    # Stacks of three layers, and of two of both directions.
+    for form, call in sharded_cases.in_turn(layer)[2::2]:
       with self.subTest(f'{form} {call}'):
         self.assert_sums_gradients_of_parameters_only(
             sharded_cases.Case(layer, form, call, 'pallas')
