@@ -95,14 +95,15 @@ class StackTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(
-      {},
-      {'norm': 'layer', 'residual': True},
+      {'cls': rnnzoo.DenseStack, 'norm': 'layer'},
       {'norm': 'batch', 'num_layers': 1},
+      {'norm': 'layer', 'residual': True},
   )
   @pytest.mark.few(2)
   @pytest.mark.slow
-  def test_steps_are_an_unroll(self, **options):
-    stack = make(**({'num_layers': 2} | options))
+  def test_steps_are_an_unroll(self, cls=rnnzoo.Stack, num_layers=2, **options):
+    options['num_layers'] = num_layers
+    stack = random_layers.make(cls, rnnzoo.GRU, IN, FEATURES, **options)
     carry = carry_of(stack, BATCH)
 
     @reference.jit
@@ -116,13 +117,18 @@ class StackTest(parameterized.TestCase):
 
     jax.tree.map(close, *run(stack, carry))
 
-  @parameterized.product(
-      norm=('layer', None), residual=(True, False), time_major=(True, False)
+  @parameterized.parameters(
+      (rnnzoo.Stack, True, {'norm': 'layer', 'residual': True}),
+      (rnnzoo.DenseStack, True, {'norm': 'layer'}),
+      (rnnzoo.Stack, False, {}),
+      (rnnzoo.DenseStack, False, {}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_padding(self, norm, residual, time_major):
-    stack = make(num_layers=2, norm=norm, residual=residual)
+  @pytest.mark.few(2)
+  def test_padding(self, cls, time_major, options):
+    stack = random_layers.make(
+        cls, rnnzoo.GRU, IN, FEATURES, num_layers=2, **options
+    )
     swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
 
     @reference.jit
