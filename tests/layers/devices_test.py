@@ -468,6 +468,25 @@ class KernelsTest(parameterized.TestCase):
     joined = 16 if 'bidirectional' in case.form else 0
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
 
+  @parameterized.parameters('LSTM', 'IndRNN')
+  @pytest.mark.slow
+  @pytest.mark.few(1)
+  def test_gates_that_are_not_kept(self, layer):
+    self.assert_sums_gradients_of_parameters_only(
+        sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
+    )
+
+  @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
+  def test_every_form(self, layer):
+    # Stacks of three layers, and of two of both directions.
+    for form, call in sharded_cases.in_turn(layer)[2::2]:
+      with self.subTest(f'{form} {call}'):
+        self.assert_sums_gradients_of_parameters_only(
+            sharded_cases.Case(layer, form, call, 'pallas')
+        )
+
 
 def typed(mesh, shape, dtype, spec):
   sharding = jax.sharding.NamedSharding(mesh, spec)
@@ -584,25 +603,6 @@ class TokensTest(parameterized.TestCase):
         y = jax.eval_shape(run, x, mask, lengths)
         self.assertEqual(y.shape, (8, 3))
         self.assertIsNotNone(y.sharding.spec[0])
-
-  @parameterized.parameters('LSTM', 'IndRNN')
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_gates_that_are_not_kept(self, layer):
-    self.assert_sums_gradients_of_parameters_only(
-        sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
-    )
-
-  @parameterized.parameters(*LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_every_form(self, layer):
-    # Stacks of three layers, and of two of both directions.
-    for form, call in sharded_cases.in_turn(layer)[2::2]:
-      with self.subTest(f'{form} {call}'):
-        self.assert_sums_gradients_of_parameters_only(
-            sharded_cases.Case(layer, form, call, 'pallas')
-        )
 
 
 if __name__ == '__main__':
