@@ -551,8 +551,7 @@ class TokensTest(parameterized.TestCase):
   @parameterized.parameters((P('a'), P()), (P(), P('a')))
   def test_seq2seq_of_one_source_or_target_inside_shard_map(self, *specs):
     model = translator()
-    options = {'teacher_forcing': 0.5, 'rngs': nnx.Rngs(0)}
-    run = lambda source, target: model(source, target, **options)
+    run = lambda *given: model(*given, teacher_forcing=0.5, rngs=nnx.Rngs(0))
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=auto)
     run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P('a'))
@@ -595,8 +594,11 @@ class TokensTest(parameterized.TestCase):
     with jax.sharding.use_abstract_mesh(mesh):
       mask = typed(mesh, (8, 6), jnp.bool_, P('a'))
       lengths = typed(mesh, (8,), jnp.int32, P('b'))
-      for spec in (P(('a', 'b')), P(None, 'b'), P('a', 'b')):
-        tokens = typed(mesh, (8, 6), jnp.int32, spec)
+      for spec, of_tokens in (
+          (P(('a', 'b')), P(None, 'b')),
+          (P(None, 'b'), P('a', 'b')),
+      ):
+        tokens = typed(mesh, (8, 6), jnp.int32, of_tokens)
         logits = jax.eval_shape(language, tokens)
         self.assertEqual(logits.shape, (8, 6, 11))
         x = typed(mesh, (8, 6, 4), jnp.float32, spec)
