@@ -585,12 +585,9 @@ class TokensTest(parameterized.TestCase):
   def test_others_whose_flags_or_time_are_sharded_otherwise(self):
     rngs, mesh = nnx.Rngs(0), several_devices.explicit_mesh(a=4, b=2)
     language = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=rngs)
-    sequence = models.SequenceModel(
-        rnnzoo.Stack(rnnzoo.MinGRU, 4, 8, num_layers=2, rngs=rngs), 3, rngs=rngs
-    )
-    run = lambda x, mask, lengths: sequence(
-        x, reset=mask, mask=mask, seq_lengths=lengths
-    )
+    stack = lambda layer: rnnzoo.Stack(layer, 4, 8, num_layers=2, rngs=rngs)
+    sequence = models.SequenceModel(stack(rnnzoo.GRU), 3, rngs=rngs)
+    linear = stack(rnnzoo.MinGRU)
     with jax.sharding.use_abstract_mesh(mesh):
       mask = typed(mesh, (8, 6), jnp.bool_, P('a'))
       lengths = typed(mesh, (8,), jnp.int32, P('b'))
@@ -602,9 +599,13 @@ class TokensTest(parameterized.TestCase):
         logits = jax.eval_shape(language, tokens)
         self.assertEqual(logits.shape, (8, 6, 11))
         x = typed(mesh, (8, 6, 4), jnp.float32, spec)
-        y = jax.eval_shape(run, x, mask, lengths)
-        self.assertEqual(y.shape, (8, 3))
-        self.assertIsNotNone(y.sharding.spec[0])
+        for model in (sequence, linear):
+          run = lambda x, mask, lengths, model=model: model(
+              x, reset=mask, mask=mask, seq_lengths=lengths
+          )
+          y = jax.eval_shape(run, x, mask, lengths)
+          self.assertEqual(y.shape[0], 8)
+          self.assertIsNotNone(y.sharding.spec[0])
 
 
 if __name__ == '__main__':

@@ -299,7 +299,7 @@ class LinearScanTest(parameterized.TestCase):
       for got, want in zip(scan(a, b, poisoned), clean, strict=True):
         np.testing.assert_array_equal(got[0, others], want[0, others])
 
-  @parameterized.parameters(None, CUTS[2])
+  @parameterized.parameters(((),), (CUTS[2],))
   @pytest.mark.slow
   def test_forgets_a_product_that_overflows(self, cut_as):
     # 1e60 is no float32, and neither is it times 0.
@@ -307,7 +307,7 @@ class LinearScanTest(parameterized.TestCase):
     a[:, :3, 0] = 1e30, 1e30, 0
     b = np.ones_like(a)
     b[:, :2] = 0
-    with abstract_gpu.interpreted(self), cut(*cut_as or ()):
+    with abstract_gpu.interpreted(self), cut(*cut_as):
       h = rnnzoo.linear_scan(a, b, implementation='pallas')
       want = [0, 0, 1, 2, 3, 4, 5, 6]
       np.testing.assert_array_equal(np.asarray(h)[0, :, 0], want)
