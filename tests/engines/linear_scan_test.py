@@ -279,12 +279,6 @@ class LinearScanTest(parameterized.TestCase):
     # The learned carry is where it starts again.
     np.testing.assert_allclose(y[0, 4:], made(x[0, 4:]), rtol=1e-5, atol=1e-6)
 
-  @parameterized.parameters(*PATHS)
-  def test_empty(self, path):
-    a = jnp.zeros((2, 0, 3), jnp.bfloat16)
-    h = rnnzoo.linear_scan(a, a, jnp.ones((2, 3)), implementation=path)
-    self.assertEqual((h.shape, h.dtype), (a.shape, a.dtype))
-
 
 def log_space(log_a, log_b):
   """h = exp(A + logcumsumexp(log b - A)), A = cumsum(log a); time is first.

@@ -102,14 +102,6 @@ class ModesTest(chex.TestCase):
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
   @pytest.mark.few(2)
-  def test_as_a_pytree(self, variant):
-    value, gradients = jax.jit(jax.value_and_grad(loss))(make(variant), x)
-    close(value, expected(variant)[1])
-    self.assert_gradients(variant, gradients)
-
-  @parameterized.parameters(*LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
   def test_checkpoint(self, variant):
     remat = jax.checkpoint(forward)
     f = lambda layer: jnp.sum(remat(layer, x) ** 2)
