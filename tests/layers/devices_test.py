@@ -66,28 +66,17 @@ def collectives(jaxpr):
 class Numbers(parameterized.TestCase):
   """Compares several devices with one."""
 
-  def run_program(self, name, devices, arguments, xla_flags=''):
-    """Runs a program with a number of devices, fixed once in a process."""
-    return several_devices.run(
-        self, name, *arguments, devices=devices, xla_flags=xla_flags
-    )
-
   def assert_same(self, program, devices, names, *before):
     """Runs cases of a program, each of which prints a line."""
-    printed = self.run_program(
-        program, devices, [*before, *names], compilation.XLA_FLAGS
+    printed = several_devices.run(
+        self,
+        program,
+        *(*before, *names),
+        devices=devices,
+        xla_flags=compilation.XLA_FLAGS,
     )
     for name in names:
       self.assertIn(f'{name} is the same on {devices} devices', printed)
-
-  def assert_same_in_shard_map(self, names):
-    self.assert_same('shard_map_program', 4, names)
-
-  def assert_same_under_jit(self, kind, names):
-    self.assert_same('sharded_program', 8, names, kind)
-
-  def assert_same_split(self, layout, names):
-    self.assert_same('split_program', 8, names, layout)
 
 
 class DtypesTest(parameterized.TestCase):
@@ -273,8 +262,10 @@ class NumbersTest(Numbers):
   )
   @pytest.mark.slow
   def test_public_functions(self, group, last):
-    printed = self.run_program(
-        'sharded_program', 8, ['Explicit', group], compilation.XLA_FLAGS
+    printed = several_devices.run(
+        self,
+        *('sharded_program', 'Explicit', group),
+        xla_flags=compilation.XLA_FLAGS,
     )
     self.assertIn(f'{last} is the same on 8 devices', printed)
 
@@ -287,7 +278,7 @@ class NumbersTest(Numbers):
         *('SLSTM-alone-plain-scan', 'IRevRNN-alone-given-scan'),
         'MinGRU-bidirectional-learned-associative_scan',
     )
-    self.assert_same_in_shard_map([*names, BLOCKS[0], NEWTON[0]])
+    self.assert_same('shard_map_program', 4, [*names, BLOCKS[0], NEWTON[0]])
 
   @parameterized.parameters(*enumerate(('Explicit', 'Auto')))
   @pytest.mark.slow
@@ -298,7 +289,7 @@ class NumbersTest(Numbers):
         'Auto': ('LSTM-three-learned-scan', 'IndRNN-alone-plain-scan'),
     }[kind]
     names = f'LSTM-{WITH_CARRY[i]}-scan', *names, BLOCKS[i], NEWTON[i]
-    self.assert_same_under_jit(kind, names)
+    self.assert_same('sharded_program', 8, names, kind)
 
   @pytest.mark.slow
   def test_kernels_with_auto_axes(self):
@@ -309,24 +300,29 @@ class NumbersTest(Numbers):
         'AGRU-bidirectional-learned-pallas',
         'MinGRU-two-given-pallas',
     )
-    self.assert_same_under_jit('Auto', names)
+    self.assert_same('sharded_program', 8, names, 'Auto')
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.exhaustive
   def test_everything(self, layer):
     paths = sharded_cases.paths(layer)
-    self.assert_same_in_shard_map(
+    self.assert_same(
+        'shard_map_program',
+        4,
         [
             f'{layer}-{form}-{call}-{path}'
             for form, call in sharded_cases.in_turn(layer)
             for path in paths
-        ]
+        ],
     )
     for kind in ('Explicit', 'Auto'):
       if kind == 'Auto' and abstract_gpu.RUNS:
         paths += ('pallas',)
-      self.assert_same_under_jit(
-          kind, [f'{layer}-{f}-{path}' for f in WITH_CARRY for path in paths]
+      self.assert_same(
+          'sharded_program',
+          8,
+          [f'{layer}-{f}-{path}' for f in WITH_CARRY for path in paths],
+          kind,
       )
 
 
@@ -375,7 +371,9 @@ class SplitTest(Numbers):
 
   @pytest.mark.slow
   def test_heads_are_split_and_one_is_gathered_with_one_warning(self):
-    self.assert_same_split('both', ['GRU-alone-given-scan', 'one_head'])
+    self.assert_same(
+        'split_program', 8, ['GRU-alone-given-scan', 'one_head'], 'both'
+    )
 
   @parameterized.parameters(*enumerate(LAYOUTS))
   @pytest.mark.slow
@@ -388,7 +386,7 @@ class SplitTest(Numbers):
     ]
     if layout == 'both':
       names += ['MinGRU-bidirectional-learned-scan', 'functions', 'block']
-    self.assert_same_split(layout, names)
+    self.assert_same('split_program', 8, names, layout)
 
   @parameterized.product(layer=LAYERS, layout=LAYOUTS)
   @pytest.mark.exhaustive
@@ -397,8 +395,11 @@ class SplitTest(Numbers):
     if abstract_gpu.RUNS and layout != 'auto':
       paths.append('pallas')
     cases = itertools.product(('two-given', 'bidirectional-learned'), paths)
-    self.assert_same_split(
-        layout, [f'{layer}-{form}-{path}' for form, path in cases]
+    self.assert_same(
+        'split_program',
+        8,
+        [f'{layer}-{form}-{path}' for form, path in cases],
+        layout,
     )
 
 
