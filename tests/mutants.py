@@ -220,9 +220,10 @@ rnnzoo/layers/stack.py tests/layers/stack_test.py
   + if x  @ StackTest
   - y = jnp.where(valid[..., None], y, 0)
   + y = y  @ test_padding
-rnnzoo/layers/dense_stack.py tests/layers/dense_stack_test.py
+rnnzoo/layers/dense_stack.py tests/layers/stack_test.py
   - x = jnp.where(valid[..., None], x, 0)
   + x = x  @ padding
+rnnzoo/layers/dense_stack.py tests/layers/dense_stack_test.py
   - if 'residual' in options
   + if False  @ refused
 rnnzoo/layers/bidirectional.py tests/layers/stack_test.py

@@ -16,6 +16,7 @@ import rnnzoo
 from rnnzoo.engines import choice as choice_lib
 from rnnzoo.inspect import planning
 from tests.testing import abstract_gpu
+from tests.testing import several_devices
 
 HLO = """
 %body (p: (f32[2])) -> (f32[2]) {
@@ -35,9 +36,8 @@ def x_of(shape, **options):
 
 class DryRunTest(parameterized.TestCase):
 
-  @parameterized.parameters(True, False)
   @pytest.mark.slow
-  def test_dropout_and_running_averages(self, gradient):
+  def test_dropout_and_running_averages(self):
     stack = rnnzoo.Stack(
         rnnzoo.GRU,
         3,
@@ -49,7 +49,7 @@ class DryRunTest(parameterized.TestCase):
     )
     x = jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)
     rngs = nnx.Rngs(dropout=0)
-    found = rnnzoo.dryrun(stack, x, gradient=gradient, rngs=rngs)
+    found = rnnzoo.dryrun(stack, x, rngs=rngs)
     self.assertLen(found.choices, 2)
     # Nothing was computed, nor drawn.
     self.assertEqual(int(rngs.dropout.count[...]), 0)
@@ -137,11 +137,7 @@ class DryRunTest(parameterized.TestCase):
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_parts_over_devices(self, name, spec, shape, over):
-    mesh = jax.sharding.AbstractMesh(
-        (2, 4, 2, 1),
-        ('data', 'time', 'model', 'one'),
-        axis_types=(jax.sharding.AxisType.Explicit,) * 4,
-    )
+    mesh = several_devices.explicit_mesh(data=2, time=4, model=2, one=1)
     typed = lambda shape, *spec: x_of(
         shape, sharding=NamedSharding(mesh, P(*spec))
     )
@@ -173,9 +169,7 @@ class DryRunTest(parameterized.TestCase):
 
   def test_levels_over_devices(self):
     # The stack gives each device its sequences; the levels do not again.
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     sharding = NamedSharding(mesh, P('data'))
     stack = rnnzoo.Stack(rnnzoo.GRU, 3, 4, num_layers=2, rngs=nnx.Rngs(0))
     plan = rnnzoo.dryrun(stack, x_of((8, 5, 3), sharding=sharding))
@@ -226,9 +220,7 @@ class DryRunTest(parameterized.TestCase):
         device_kind='NVIDIA H200', num_cores=132, platform='cuda'
     )
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     over = x_of((8, 5, 3), sharding=NamedSharding(mesh, P('data')))
     around = jax.sharding.AbstractMesh((), (), abstract_device=described)
     with jax.sharding.use_abstract_mesh(around):
@@ -248,11 +240,7 @@ class DryRunTest(parameterized.TestCase):
     self.assertIn(runs, two)
 
   def test_linear_scan_over_devices(self):
-    mesh = jax.sharding.AbstractMesh(
-        (2, 2),
-        ('time', 'model'),
-        axis_types=(jax.sharding.AxisType.Explicit,) * 2,
-    )
+    mesh = several_devices.explicit_mesh(time=2, model=2)
     sharding = NamedSharding(mesh, P(None, 'time', 'model'))
     with choice_lib.noted() as choices, jax.sharding.use_abstract_mesh(mesh):
       a = x_of((2, 6, 4), sharding=sharding)

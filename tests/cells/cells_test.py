@@ -150,27 +150,6 @@ class SLSTMEquationsTest(parameterized.TestCase):
     h_gates, carry = (zero,) * 4, (zero, c, n, m)
     return rnnzoo.SLSTMCell().update({}, (i, f, z, o), h_gates, carry)
 
-  @parameterized.parameters(1, 5, 30, 100)
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_second_form_and_its_derivative(self, scale):
-    draw = np.random.default_rng(scale)
-    with jax.enable_x64(True):
-      args = [scale * draw.standard_normal(999) for _ in range(7)]
-      # Normalisers below and above 1, and of empty cells.
-      args[5] = np.abs(args[5]) * (draw.random(999) < 0.9)
-      got, pull = jax.vjp(self.cell, *args)
-      expected, expected_pull = jax.vjp(self.paper, *args)
-      weights = tuple(draw.standard_normal(999) for _ in got)
-      pairs = zip(
-          (*got, *pull(weights)),
-          (*expected, *expected_pull(weights)),
-          strict=True,
-      )
-      for a, b in pairs:
-        error = np.linalg.norm(a - b) / np.linalg.norm(b)
-        self.assertLess(error, 1e-13)
-
   @pytest.mark.slow
   def test_where_the_normaliser_is_one(self):
     by_n = lambda f: jax.grad(
@@ -259,18 +238,6 @@ class IRevRNNTest(parameterized.TestCase):
         h = h + b * phi(c)
       inverse = cell.invert(params, h, c)
       np.testing.assert_allclose(inverse, (h0, c0), rtol=1e-12)
-
-  def test_saved_memory_does_not_grow_with_inner_steps(self):
-    def saved(inner_steps):
-      layer = random_layers.make(
-          'IRevRNN', IN, FEATURES, inner_steps=inner_steps
-      )
-      x = jnp.ones((BATCH, 64, IN))
-      pull = jax.eval_shape(lambda x: jax.vjp(layer.unroll, x)[1], x)
-      return sum(leaf.size for leaf in jax.tree.leaves(pull))
-
-    parameters = 2 * 15 * FEATURES  # a and b of 15 more inner steps
-    self.assertLessEqual(saved(16), saved(1) + parameters)
 
 
 class MinimalTest(parameterized.TestCase):
@@ -362,19 +329,6 @@ class ForgetBiasTest(parameterized.TestCase):
     want[gate] = 2.5
     np.testing.assert_array_equal(layer.bias[...], want)
 
-  @parameterized.parameters('LSTM', 'MinLSTM')
-  def test_a_positive_one_keeps_memory(self, name):
-    # The share of the memory that a step keeps, here with no input at all.
-    def kept(forget_bias):
-      layer = rnnzoo.LAYERS[name](
-          IN, FEATURES, forget_bias=forget_bias, rngs=nnx.Rngs(0)
-      )
-      carry = tuple(c + 1 for c in layer.initial_carry())
-      return float(jnp.sum(layer.step(carry, jnp.zeros(IN))[0][-1]))
-
-    # MinLSTM's gates are normalised: sigmoid(3) / (sigmoid(3) + .5) = .66.
-    self.assertGreater(kept(3.0), kept(0.0) + 0.15 * FEATURES)
-
 
 class MinLSTMTest(parameterized.TestCase):
 
@@ -407,7 +361,7 @@ class SLSTMTest(parameterized.TestCase):
     assert_finite((h, gradient))
     return np.asarray(h)[0, :, 0]
 
-  @parameterized.parameters(-95.0, -1000.0, 0.0, 95.0, 1000.0)
+  @parameterized.parameters(-1000.0, 0.0, 95.0)
   def test_first_step(self, i):
     # The zero state stands for no memory, whatever m = 0 would say: h is
     # o tanh(z), since c = i' tanh(z) and n = i'.

@@ -45,8 +45,6 @@ PRODUCT = lambda x: x @ jnp.eye(x.shape[-1])
 # name -> what is wrong, what the message says
 BROKEN = {
     'norm': ({'update': of_gates(jax.nn.standardize)}, 'reduce_sum.* features'),
-    'softmax': ({'update': of_gates(jax.nn.softmax)}, 'mixes features'),
-    'roll': ({'update': of_gates(lambda x: jnp.roll(x, 1, -1))}, 'features'),
     'cumsum': ({'update': of_gates(lambda x: jnp.cumsum(x, -1))}, "'cumsum'"),
     'reversed': ({'update': of_gates(lambda x: x[..., ::-1])}, "'rev' mixes"),
     'product': ({'update': of_gates(PRODUCT)}, "'dot_general' mixes features"),
@@ -92,7 +90,6 @@ BROKEN = {
     'integer': ({'update': of_gates(lambda x: x.astype(int))}, 'got int32'),
     'no_input_gates': ({'input_gates': None}, 'no class attribute input_gates'),
     'no_gates': ({'recurrent_gates': None}, 'attribute recurrent_gates'),
-    'no_carry': ({'carry_names': None}, 'attribute carry_names'),
     'carry_is_a_str': ({'carry_names': 'h'}, "tuple of names.* got 'h'"),
     'same_names': ({'carry_names': ('h', 'h')}, 'carry_names must be'),
     'gates': ({'input_gates': 0}, 'an int of at least 1, got 0'),

@@ -16,7 +16,7 @@ BATCH, TIME, FEATURES = 16, 200, 64
 
 
 def compiled(layer):
-  """Returns the compiled gradient of a layer and its arguments."""
+  """Returns the compiled gradient of a layer."""
   graphdef, parameters, rest = nnx.split(layer, nnx.Param, ...)
   draw = np.random.default_rng(0).standard_normal
   x = jnp.asarray(draw((BATCH, TIME, FEATURES)), jnp.float32)
@@ -26,7 +26,7 @@ def compiled(layer):
 
   gradient = jax.jit(jax.grad(loss, (0, 1)))
   arguments = parameters, x, rest
-  return gradient.lower(*arguments).compile(), arguments
+  return gradient.lower(*arguments).compile()
 
 
 def fusions(program):
@@ -44,28 +44,12 @@ class CompileTimeTest(parameterized.TestCase):
     # Seconds depend on the machine. A kernel takes LLVM about the same time,
     # whatever is in it: 115 fusions (LSTM) took 2.5 times flax's 72.
     sizes = FEATURES, FEATURES
-    ours, _ = compiled(
+    ours = compiled(
         rnnzoo.LAYERS[name](*sizes, implementation='scan', rngs=nnx.Rngs(0))
     )
-    peers, _ = compiled(nnx.RNN(cell(*sizes, rngs=nnx.Rngs(0))))
+    peers = compiled(nnx.RNN(cell(*sizes, rngs=nnx.Rngs(0))))
     self.assertLess(fusions(ours), most * fusions(peers))
     self.assertEqual(ours.as_text().count(' while('), 2)
-
-  @parameterized.parameters('LSTM', 'GRU', 'AGRU', 'IRevRNN')
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_is_the_same_function(self, name):
-    make = lambda path: rnnzoo.LAYERS[name](
-        FEATURES, FEATURES, implementation=path, rngs=nnx.Rngs(0)
-    )
-    whole, arguments = compiled(make('scan'))
-    chunks, _ = compiled(make(rnnzoo.Scan(keep='carries', chunk=50)))
-    for a, b in zip(
-        jax.tree.leaves(whole(*arguments)),
-        jax.tree.leaves(chunks(*arguments)),
-        strict=True,
-    ):
-      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 if __name__ == '__main__':

@@ -132,7 +132,6 @@ HEADS = {'num_heads': 4}
 TANH = {'activation': 'tanh'}
 FORGETFUL = (
     Case('GRU', HEADS),
-    Case('GRU', HEADS, (2, 101, 4), reverse=True),
     Case('GRU', HEADS, (2, 101, 4), flags=True, reverse=True),
     Case('GRU', {'num_heads': 1}, (16, 200, 1)),
     Case('GRU', {'num_heads': 130}, (2, 97, 130), reverse=True),
@@ -141,8 +140,6 @@ FORGETFUL = (
     Case('Elman', HEADS, scale=0.3, fewest=24),
     Case('LSTM', HEADS, (2, 103, 4), reverse=True, scale=0.3),
     Case('IndRNN', TANH, (1, 100, 8), fewest=8),
-    Case('IndRNN', TANH, (1, 100, 8), inputs=0.01, fewest=8),
-    Case('IndRNN', {}, (1, 100, 8), fewest=8),
     Case('IndRNN', {}, (3, 101, 5), flags=True, reverse=True, fewest=8),
     Case('IndRNN', {'recurrent_range': (-1, 1)}, (3, 101, 5), fewest=8),
 )
@@ -192,7 +189,6 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       Case('IndRNN', {**TANH, 'recurrent_range': (-20, 20)}, (1, 100, 8)),
-      Case('GRU', scale=20.0),
       Case('SLSTM', HEADS),
       Case('AntisymmetricRNN', {'epsilon': 0.01}),
   )
@@ -353,8 +349,6 @@ class NewtonJointsTest(parameterized.TestCase):
       (H200, Case('GRU', {'num_heads': 1}, (16, 1000, 1))),
       (H200, Case('GRU', {'num_heads': 256}, (2, 1000, 256), flags=True)),
       (B200, Case('GRU', {'num_heads': 128}, (2, 1000, 128))),
-      (H200, Case('GRU', {}, (2, 1000, 8))),
-      (H200, Case('IndRNN', {}, (1, 1000, 256))),
       (B200, Case('IndRNN', TANH, (1, 1000, 256), reverse=True)),
       (H200, Case('SLSTM', {'num_heads': 128}, (1, 1000, 128))),
       (B200, Case('AGRU', {}, (1, 1000, 16))),

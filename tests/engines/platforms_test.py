@@ -84,22 +84,13 @@ class PlatformsTest(parameterized.TestCase):
     f, _ = gradient(make_layer(name, 'scan'), **call)
     self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
 
-  @pytest.mark.slow
-  def test_cpu_beside_a_gpu(self):
-    self.check('MinGRU')
-
-  @parameterized.parameters('Elman', 'LSTM', 'SLSTM', 'GRU')
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_cpu_beside_a_gpu_others(self, name):
-    self.check(name)
-
   @parameterized.parameters(
-      'AGRU', 'AntisymmetricRNN', 'IndRNN', 'IRevRNN', 'MinLSTM'
+      *('MinGRU', 'Elman', 'LSTM', 'SLSTM', 'GRU', 'AntisymmetricRNN'),
+      *('IndRNN', 'IRevRNN', 'MinLSTM', 'AGRU'),
   )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_resets_masks_and_reverse(self, name):
+  @pytest.mark.few(2)
+  def test_cpu_beside_a_gpu(self, name):
     reset = jnp.arange(36).reshape(4, 9) % 5 == 0
     lengths = jnp.array([9, 0, 1, 5])
     self.check(name, reset=reset, seq_lengths=lengths, reverse=True)

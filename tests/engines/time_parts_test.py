@@ -165,11 +165,7 @@ class ErrorsTest(parameterized.TestCase):
         'MinGRU': rnnzoo.MinGRU(3, 3, **options),
         'Stack': rnnzoo.Stack(rnnzoo.MinGRU, 3, 3, **options),
     }[function]
-    mesh = jax.sharding.AbstractMesh(
-        (2, 2),
-        ('data', 'time'),
-        axis_types=(jax.sharding.AxisType.Explicit,) * 2,
-    )
+    mesh = several_devices.explicit_mesh(data=2, time=2)
     with jax.sharding.use_abstract_mesh(mesh):
       sharding = jax.sharding.NamedSharding(mesh, spec)
       x = jax.ShapeDtypeStruct((2, 4, 3), jnp.float32, sharding=sharding)

@@ -5,7 +5,6 @@ import functools
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,49 +59,6 @@ class DenseStackTest(parameterized.TestCase):
     self.assertEqual(stack.out_features, OUT)
     self.assertEqual(stack.features, FEATURES)
     close(got, want)
-
-  @parameterized.parameters({}, {'norm': 'layer', 'layer': rnnzoo.IndRNN})
-  @pytest.mark.slow
-  def test_steps_and_parts_are_an_unroll(self, **options):
-    stack = make(**options)
-
-    @reference.jit
-    def run(stack, x):
-      carry, whole = stack.unroll(x)
-      _, rest = stack.unroll(x[:, 3:], initial_carry=stack.unroll(x[:, :3])[0])
-      state, steps = stack.initial_carry((BATCH,)), []
-      for t in range(TIME):
-        state, y = stack.step(state, x[:, t])
-        steps.append(y)
-      return (carry, whole, rest), (state, jnp.stack(steps, 1), whole[:, 3:])
-
-    jax.tree.map(close, *run(stack, x))
-
-  @parameterized.product(norm=(None, 'batch'), time_major=(False, True))
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_padding_is_zero_and_has_no_effect(self, norm, time_major):
-    stack = make(norm=norm)
-    swap = (lambda a: a.swapaxes(0, 1)) if time_major else lambda a: a
-
-    @reference.jit
-    def run(stack, x):
-      def loss(x):
-        final, y = stack.unroll(
-            swap(x), seq_lengths=LENGTHS, time_major=time_major
-        )
-        return jnp.sum(y**2), (final, swap(y))
-
-      gradient, (final, y) = jax.grad(loss, has_aux=True)(x)
-      return gradient, final, y, stack.unroll(x[1, : LENGTHS[1]])
-
-    bad = np.where(valid[..., None], x, np.nan)
-    gradient, final, y, (short, outputs) = run(stack, bad)
-    close(y[1, : LENGTHS[1]], outputs)
-    equal(np.asarray(y)[~valid], 0)
-    jax.tree.map(lambda a, b: close(a[1], b), final, short)
-    equal(np.asarray(gradient)[~valid], 0)
-    self.assertTrue(np.isfinite(gradient).all())
 
   @pytest.mark.slow
   def test_a_mask_is_zero(self):

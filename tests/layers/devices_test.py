@@ -36,13 +36,6 @@ LAYOUTS = ('heads', 'both', 'saved', 'auto')
 # Forms and calls that start from a carry of the user's or of the layer's.
 WITH_CARRY = ('two-given', 'bidirectional-learned')
 
-# Of tests/testing/mapped_program.py.
-WAYS_OF_ROWS = (
-    *('rows', 'batch', 'rows_and_batch'),
-    *('gradient', 'gradient_batch', 'gradient_both', 'gradients'),
-    *('shared', 'nested', 'tangent', 'in_shard_map'),
-)
-
 COLLECTIVES = (
     'all_gather',
     'all_to_all',
@@ -73,28 +66,17 @@ def collectives(jaxpr):
 class Numbers(parameterized.TestCase):
   """Compares several devices with one."""
 
-  def run_program(self, name, devices, arguments, xla_flags=''):
-    """Runs a program with a number of devices, fixed once in a process."""
-    return several_devices.run(
-        self, name, *arguments, devices=devices, xla_flags=xla_flags
-    )
-
   def assert_same(self, program, devices, names, *before):
     """Runs cases of a program, each of which prints a line."""
-    printed = self.run_program(
-        program, devices, [*before, *names], compilation.XLA_FLAGS
+    printed = several_devices.run(
+        self,
+        program,
+        *(*before, *names),
+        devices=devices,
+        xla_flags=compilation.XLA_FLAGS,
     )
     for name in names:
       self.assertIn(f'{name} is the same on {devices} devices', printed)
-
-  def assert_same_in_shard_map(self, names):
-    self.assert_same('shard_map_program', 4, names)
-
-  def assert_same_under_jit(self, kind, names):
-    self.assert_same('sharded_program', 8, names, kind)
-
-  def assert_same_split(self, layout, names):
-    self.assert_same('split_program', 8, names, layout)
 
 
 class DtypesTest(parameterized.TestCase):
@@ -124,9 +106,7 @@ class DtypesTest(parameterized.TestCase):
         params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
       return jnp.sum(nnx.merge(graphdef, params)(x).astype(jnp.float32) ** 2)
 
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     with jax.sharding.use_abstract_mesh(mesh):
       over_batch = jax.sharding.NamedSharding(mesh, P('data'))
       x = jax.ShapeDtypeStruct((4, 6, 8), jnp.bfloat16, sharding=over_batch)
@@ -150,9 +130,7 @@ class SavedNormsTest(parameterized.TestCase):
   def test_gathered_and_sharded_back(
       self, norm, trains=False, made=rnnzoo.Stack
   ):
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
 
     def saved(a):
       axis = next((i for i, n in enumerate(a.shape) if n % 2 == 0), None)
@@ -196,38 +174,26 @@ class SumsTest(parameterized.TestCase):
       own = nnx.merge(graphdef, params, frozen, copy=True)
       return jnp.sum(own(x).astype(jnp.float32) ** 2)
 
-    mesh = jax.sharding.AbstractMesh(
-        (2,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+    mesh = several_devices.explicit_mesh(data=2)
     with jax.sharding.use_abstract_mesh(mesh):
       x = typed(mesh, (4, 6, 8), jnp.float32, P('data'))
       jaxpr = jax.make_jaxpr(jax.grad(loss))(params, x)
     found = [math.prod(shape) for _, shape in collectives(jaxpr.jaxpr)]
     return [p.size for p in jax.tree.leaves(params)], found
 
-  def stack(self, **options):
-    options = {'num_layers': 3, 'implementation': 'scan'} | options
-    return rnnzoo.Stack(rnnzoo.GRU, 8, 8, rngs=nnx.Rngs(0), **options)
+  def stack(self, layer=rnnzoo.GRU, **options):
+    make = functools.partial(layer, implementation='scan')
+    options = {'num_layers': 3, 'rngs': nnx.Rngs(0)} | options
+    return rnnzoo.Stack(make, 8, 8, **options)
 
   @parameterized.parameters(
-      {}, {'norm': 'layer'}, {'residual': True}, {'learn_initial_carry': True}
+      {},
+      {'norm': 'layer', 'residual': True},
+      {'learn_initial_carry': True},
+      {'layer': rnnzoo.MinGRU, 'num_layers': 1},
   )
   def test_stacks(self, **options):
-    if 'norm' in options:
-      make = functools.partial(rnnzoo.GRU, implementation='scan')
-      stack = rnnzoo.Stack(
-          make, 8, 8, num_layers=3, rngs=nnx.Rngs(0), **options
-      )
-    else:
-      stack = self.stack(**options)
-    self.assertCountEqual(*self.sums(stack))
-
-  @parameterized.parameters('LSTM', 'MinGRU')
-  def test_one_layer(self, layer):
-    made = rnnzoo.LAYERS[layer](
-        8, 8, implementation='scan', learn_initial_carry=True, rngs=nnx.Rngs(0)
-    )
-    self.assertCountEqual(*self.sums(made))
+    self.assertCountEqual(*self.sums(self.stack(**options)))
 
   def test_frozen_parameters_are_not_summed(self):
     top = lambda path, _: path[:2] == ('layers', 2)
@@ -251,23 +217,12 @@ class SumsTest(parameterized.TestCase):
     params.remove(3)  # Nothing reads `scale`.
     self.assertCountEqual(params, sums)
 
-  def test_upper_level_is_the_lowest_too(self):
-    stack = self.stack()
-    stack.layers[2] = stack.layers[0]
-    params, sums = self.sums(stack)
-    self.assertEqual(set(params), set(sums))
-
 
 class SymbolicTest(parameterized.TestCase):
 
-  @parameterized.parameters(None, 'scan')
-  def test_batch(self, implementation):
-    stack = rnnzoo.Stack(
-        rnnzoo.GRU, 8, 8, implementation=implementation, rngs=nnx.Rngs(0)
-    )
-    mesh = jax.sharding.AbstractMesh(
-        (4,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
+  def test_batch(self):
+    stack = rnnzoo.Stack(rnnzoo.GRU, 8, 8, rngs=nnx.Rngs(0))
+    mesh = several_devices.explicit_mesh(data=4)
     (size,) = jax.export.symbolic_shape('b', constraints=['mod(b, 4) == 0'])
     with jax.sharding.use_abstract_mesh(mesh):
       x = typed(mesh, (size, 6, 8), jnp.float32, P('data'))
@@ -283,107 +238,91 @@ class CarryErrorsTest(parameterized.TestCase):
       # The second is as large as a device's part of the batch.
       batch=(16, 1),
   )
-  def test_unroll(self, kind, batch):
-    layer, carry = self.layer(kind, batch)
-    self.check(
-        lambda x, carry: layer.unroll(x, initial_carry=carry),
-        (8, 5, 4),
-        carry,
-        batch,
-    )
-
-  @parameterized.product(kind=('LSTM', 'Stack', 'SLSTMBlock'), batch=(16, 1))
-  @pytest.mark.few(2)
-  def test_step(self, kind, batch):
-    layer, carry = self.layer(kind, batch)
-    self.check(lambda x, c: layer.step(c, x), (8, 4), carry, batch)
-
-  def layer(self, kind, batch):
-    rngs = nnx.Rngs(0)
-    if kind == 'SLSTMBlock':
-      layer = rnnzoo.SLSTMBlock(4, 4, rngs=rngs)
-    elif kind == 'LSTM':
-      layer = rnnzoo.LSTM(4, 4, rngs=rngs)
-    else:
-      layer = getattr(rnnzoo, kind)(rnnzoo.LSTM, 4, 4, rngs=rngs)
-    return layer, layer.initial_carry((batch,))
-
-  def check(self, run, shape, carry, batch):
-    mesh = jax.sharding.AbstractMesh(
-        (8,), ('data',), axis_types=(jax.sharding.AxisType.Explicit,)
-    )
-    with jax.sharding.use_abstract_mesh(mesh):
-      x = typed(mesh, shape, jnp.float32, P('data'))
-      with self.assertRaisesRegex(
-          ValueError, rf'\(8, 4\).*got.*\({batch}, 4\)'
-      ):
-        jax.eval_shape(run, x, carry)
+  def test_unroll_and_step(self, kind, batch):
+    inside = () if kind in ('LSTM', 'SLSTMBlock') else (rnnzoo.LSTM,)
+    layer = getattr(rnnzoo, kind)(*inside, 4, 4, rngs=nnx.Rngs(0))
+    carry = layer.initial_carry((batch,))
+    unroll = lambda x, carry: layer.unroll(x, initial_carry=carry)
+    calls = [(unroll, (8, 5, 4)), (lambda x, c: layer.step(c, x), (8, 4))]
+    mesh = several_devices.explicit_mesh(data=8)
+    # The backward layer of both directions has no steps.
+    for run, shape in calls[: 1 if kind == 'Bidirectional' else 2]:
+      with jax.sharding.use_abstract_mesh(mesh):
+        x = typed(mesh, shape, jnp.float32, P('data'))
+        with self.assertRaisesRegex(
+            ValueError, rf'\(8, 4\).*got.*\({batch}, 4\)'
+        ):
+          jax.eval_shape(run, x, carry)
 
 
 class NumbersTest(Numbers):
 
   @parameterized.parameters(
-      ('Explicit', 'stacks', 'parts of parts of time'),
-      ('Explicit', 'functions', 'sharded parameters'),
-      ('Auto', 'functions', 'sharded parameters'),
+      ('stacks', 'parts of parts of time'), ('functions', 'sharded parameters')
   )
   @pytest.mark.slow
-  def test_public_functions(self, kind, group, last):
-    printed = self.run_program(
-        'sharded_program', 8, [kind, group], compilation.XLA_FLAGS
+  def test_public_functions(self, group, last):
+    printed = several_devices.run(
+        self,
+        *('sharded_program', 'Explicit', group),
+        xla_flags=compilation.XLA_FLAGS,
     )
     self.assertIn(f'{last} is the same on 8 devices', printed)
 
   @pytest.mark.slow
   def test_shard_map(self):
-    # All forms of one cell, and all cells in one form.
-    cases = sharded_cases.in_turn('LSTM')
-    names = [f'LSTM-{form}-{call}-scan' for form, call in cases]
-    names.append('MinGRU-bidirectional-learned-scan')
-    calls = itertools.cycle(sharded_cases.CALLS)
-    for layer, call in zip(LAYERS, calls, strict=False):
-      names.append(f'{layer}-alone-{call}-{sharded_cases.paths(layer)[-1]}')
-    self.assert_same_in_shard_map([*names, BLOCKS[0], NEWTON[0]])
+    # The form that has all others in it, and each kind of cell; under jit are
+    # other cells.
+    names = (
+        *('LSTM-two_bidirectional-given-scan', 'AGRU-alone-learned-scan'),
+        *('SLSTM-alone-plain-scan', 'IRevRNN-alone-given-scan'),
+        'MinGRU-bidirectional-learned-associative_scan',
+    )
+    self.assert_same('shard_map_program', 4, [*names, BLOCKS[0], NEWTON[0]])
 
   @parameterized.parameters(*enumerate(('Explicit', 'Auto')))
   @pytest.mark.slow
   def test_jit(self, i, kind):
-    # Half of the layers with each kind; all forms are shown under shard_map.
-    call = WITH_CARRY[i].split('-')[1]
-    names = [f'LSTM-{WITH_CARRY[i]}-scan']
-    for layer in LAYERS[i::2]:
-      names.append(f'{layer}-alone-{call}-{sharded_cases.paths(layer)[-1]}')
-    if kind == 'Auto':
-      names.append('LSTM-three-learned-scan')
-    self.assert_same_under_jit(kind, [*names, BLOCKS[i], *NEWTON[i:]])
+    # Some layers with each kind; others are shown under shard_map.
+    names = {
+        'Explicit': ('GRU-alone-given-scan', 'MinLSTM-alone-learned-scan'),
+        'Auto': ('LSTM-three-learned-scan', 'IndRNN-alone-plain-scan'),
+    }[kind]
+    names = f'LSTM-{WITH_CARRY[i]}-scan', *names, BLOCKS[i], NEWTON[i]
+    self.assert_same('sharded_program', 8, names, kind)
 
   @pytest.mark.slow
   def test_kernels_with_auto_axes(self):
     if not abstract_gpu.RUNS:
       return  # There are no kernels to run.
     names = (
-        *('LSTM-two-given-pallas_carries', 'GRU-bidirectional-learned-pallas'),
-        *('SLSTM-two-given-pallas', 'AGRU-bidirectional-learned-pallas'),
-        *('IndRNN-two-given-pallas', 'MinGRU-bidirectional-learned-pallas'),
+        'LSTM-two-given-pallas_carries',
+        'AGRU-bidirectional-learned-pallas',
+        'MinGRU-two-given-pallas',
     )
-    self.assert_same_under_jit('Auto', names)
+    self.assert_same('sharded_program', 8, names, 'Auto')
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.exhaustive
   def test_everything(self, layer):
     paths = sharded_cases.paths(layer)
-    self.assert_same_in_shard_map(
+    self.assert_same(
+        'shard_map_program',
+        4,
         [
             f'{layer}-{form}-{call}-{path}'
             for form, call in sharded_cases.in_turn(layer)
             for path in paths
-        ]
+        ],
     )
     for kind in ('Explicit', 'Auto'):
       if kind == 'Auto' and abstract_gpu.RUNS:
         paths += ('pallas',)
-      self.assert_same_under_jit(
-          kind, [f'{layer}-{f}-{path}' for f in WITH_CARRY for path in paths]
+      self.assert_same(
+          'sharded_program',
+          8,
+          [f'{layer}-{f}-{path}' for f in WITH_CARRY for path in paths],
+          kind,
       )
 
 
@@ -393,9 +332,7 @@ class PartialManualTest(Numbers):
   @pytest.mark.slow
   def test_cases(self):
     names = (
-        *('linear_scan-scan-Explicit-vma', 'linear_scan-scan-Auto-free'),
-        'linear_scan-associative_scan-Explicit-free',
-        *('LSTM-scan-Explicit-vma', 'LSTM-None-Auto-free'),
+        *('linear_scan-scan-Auto-free', 'LSTM-scan-Explicit-vma'),
         *('Stack-None-Explicit-free', 'MinGRU-associative_scan-Explicit-vma'),
     )
     self.assert_same('partial_manual_program', 4, names)
@@ -409,27 +346,16 @@ class MappedTest(Numbers):
     # An axis in both places at once finds what either place alone would.
     ways = {
         'GRU': ('rows_and_batch', 'gradient_both', 'nested'),
-        'IndRNN': (
-            *('batch', 'gradient_batch', 'gradients'),
-            *('shared', 'tangent', 'in_shard_map'),
-        ),
+        'IndRNN': ('gradients', 'shared', 'tangent', 'in_shard_map'),
     }
     names = [f'{layer}:{way}' for layer in ways for way in ways[layer]]
     self.assert_same('mapped_program', 8, names)
 
-  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
-  @pytest.mark.exhaustive
-  def test_newton_in_every_way(self, layer):
-    self.assert_same(
-        'mapped_program', 8, [f'{layer}:{way}' for way in WAYS_OF_ROWS]
-    )
-
-  @parameterized.parameters('LSTM', 'MinGRU')
-  def test_gradients_by_scan(self, layer):
-    made = rnnzoo.LAYERS[layer](4, 4, implementation='scan', rngs=nnx.Rngs(0))
+  def test_gradients_by_scan(self):
+    made = rnnzoo.LSTM(4, 4, implementation='scan', rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(made)
     loss = lambda state, x: jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
-    mesh = explicit_mesh()
+    mesh = several_devices.explicit_mesh(a=4, b=2)
     with jax.sharding.use_abstract_mesh(mesh):
       states = jax.tree.map(
           lambda p: typed(mesh, (8, *p.shape), p.dtype, P('a')), state
@@ -445,7 +371,9 @@ class SplitTest(Numbers):
 
   @pytest.mark.slow
   def test_heads_are_split_and_one_is_gathered_with_one_warning(self):
-    self.assert_same_split('both', ['GRU-alone-given-scan', 'one_head'])
+    self.assert_same(
+        'split_program', 8, ['GRU-alone-given-scan', 'one_head'], 'both'
+    )
 
   @parameterized.parameters(*enumerate(LAYOUTS))
   @pytest.mark.slow
@@ -458,24 +386,24 @@ class SplitTest(Numbers):
     ]
     if layout == 'both':
       names += ['MinGRU-bidirectional-learned-scan', 'functions', 'block']
-    self.assert_same_split(layout, names)
+    self.assert_same('split_program', 8, names, layout)
 
-
-@pytest.mark.exhaustive
-class AllSplitTest(Numbers):
-
-  @parameterized.product(layer=tuple(rnnzoo.LAYERS), layout=LAYOUTS)
+  @parameterized.product(layer=LAYERS, layout=LAYOUTS)
+  @pytest.mark.exhaustive
   def test_all(self, layer, layout):
     paths = ['scan', 'associative_scan']
     if abstract_gpu.RUNS and layout != 'auto':
       paths.append('pallas')
     cases = itertools.product(('two-given', 'bidirectional-learned'), paths)
-    self.assert_same_split(
-        layout, [f'{layer}-{form}-{path}' for form, path in cases]
+    self.assert_same(
+        'split_program',
+        8,
+        [f'{layer}-{form}-{path}' for form, path in cases],
+        layout,
     )
 
 
-class Kernels(parameterized.TestCase):
+class KernelsTest(parameterized.TestCase):
   """Traces programs for two GPUs that are not there.
 
   With kernels, two stacked layers once had the wrong gradient in the first:
@@ -541,15 +469,41 @@ class Kernels(parameterized.TestCase):
     joined = 16 if 'bidirectional' in case.form else 0
     self.assertBetween(sum(map(math.prod, summed)), size, size + 4 * joined)
 
+  @parameterized.parameters('LSTM', 'IndRNN')
+  @pytest.mark.slow
+  @pytest.mark.few(1)
+  def test_gates_that_are_not_kept(self, layer):
+    self.assert_sums_gradients_of_parameters_only(
+        sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
+    )
 
-def explicit_mesh():
-  axis_types = (jax.sharding.AxisType.Explicit,) * 2
-  return jax.sharding.AbstractMesh((4, 2), ('a', 'b'), axis_types=axis_types)
+  @parameterized.parameters(*LAYERS)
+  @pytest.mark.slow
+  @pytest.mark.few(2)
+  def test_every_form(self, layer):
+    # Stacks of three layers, and of two of both directions.
+    for form, call in sharded_cases.in_turn(layer)[2::2]:
+      with self.subTest(f'{form} {call}'):
+        self.assert_sums_gradients_of_parameters_only(
+            sharded_cases.Case(layer, form, call, 'pallas')
+        )
 
 
 def typed(mesh, shape, dtype, spec):
   sharding = jax.sharding.NamedSharding(mesh, spec)
   return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def translator(encoder=None, attention=5):
+  rngs = nnx.Rngs(0)
+  return models.Seq2Seq(
+      encoder or rnnzoo.GRU(6, 8, rngs=rngs),
+      rnnzoo.LSTM(14, 8, rngs=rngs),
+      num_source_tokens=7,
+      num_target_tokens=9,
+      attention_features=attention,
+      rngs=rngs,
+  )
 
 
 class TokensTest(parameterized.TestCase):
@@ -569,15 +523,8 @@ class TokensTest(parameterized.TestCase):
   )
   @pytest.mark.few(4)
   def test_seq2seq(self, specs, attention, teacher_forcing):
-    rngs = nnx.Rngs(0)
-    model = models.Seq2Seq(
-        rnnzoo.Bidirectional(rnnzoo.GRU, 6, 4, rngs=rngs),
-        rnnzoo.LSTM(14, 8, rngs=rngs),
-        num_source_tokens=7,
-        num_target_tokens=9,
-        attention_features=attention,
-        rngs=rngs,
-    )
+    encoder = rnnzoo.Bidirectional(rnnzoo.GRU, 6, 4, rngs=nnx.Rngs(0))
+    model = translator(encoder, attention)
 
     def run(source, lengths, target):
       return model(
@@ -588,7 +535,11 @@ class TokensTest(parameterized.TestCase):
           rngs=nnx.Rngs(0),
       )
 
-    mesh, shapes = explicit_mesh(), ((8, 6), (8,), (8, 4))
+    mesh, shapes = several_devices.explicit_mesh(a=4, b=2), (
+        (8, 6),
+        (8,),
+        (8, 4),
+    )
     with jax.sharding.use_abstract_mesh(mesh):
       given = [
           typed(mesh, shape, jnp.int32, spec)
@@ -598,26 +549,10 @@ class TokensTest(parameterized.TestCase):
     self.assertEqual(logits.shape, (8, 4, 9))
     self.assertIsNotNone(logits.sharding.spec[0])
 
-  @parameterized.product(
-      specs=((P('a'), P()), (P(), P('a'))), teacher_forcing=(1.0, 0.5)
-  )
-  def test_seq2seq_of_one_source_or_target_inside_shard_map(
-      self, specs, teacher_forcing
-  ):
-    rngs = nnx.Rngs(0)
-    model = models.Seq2Seq(
-        rnnzoo.GRU(6, 8, rngs=rngs),
-        rnnzoo.LSTM(14, 8, rngs=rngs),
-        num_source_tokens=7,
-        num_target_tokens=9,
-        attention_features=5,
-        rngs=rngs,
-    )
-
-    def run(source, target):
-      options = {'teacher_forcing': teacher_forcing, 'rngs': nnx.Rngs(0)}
-      return model(source, target, **options)
-
+  @parameterized.parameters((P('a'), P()), (P(), P('a')))
+  def test_seq2seq_of_one_source_or_target_inside_shard_map(self, *specs):
+    model = translator()
+    run = lambda *given: model(*given, teacher_forcing=0.5, rngs=nnx.Rngs(0))
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.sharding.AbstractMesh((4,), ('a',), axis_types=auto)
     run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P('a'))
@@ -633,19 +568,11 @@ class TokensTest(parameterized.TestCase):
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_decoding(self, num_beams, is_mapped):
-    rngs = nnx.Rngs(0)
-    model = models.Seq2Seq(
-        rnnzoo.GRU(6, 8, rngs=rngs),
-        rnnzoo.LSTM(14, 8, rngs=rngs),
-        num_source_tokens=7,
-        num_target_tokens=9,
-        attention_features=5,
-        rngs=rngs,
-    )
+    model = translator()
     run = lambda source, lengths: model.decode(
         source, lengths, max_length=3, num_beams=num_beams
     )
-    mesh = explicit_mesh()
+    mesh = several_devices.explicit_mesh(a=4, b=2)
     if is_mapped:
       run = jax.shard_map(run, mesh=mesh, in_specs=P('a'), out_specs=P('a'))
     with jax.sharding.use_abstract_mesh(mesh):
@@ -655,76 +582,31 @@ class TokensTest(parameterized.TestCase):
     self.assertEqual(decoded.tokens.shape, (8, 3))
     self.assertEqual(decoded.tokens.sharding.spec[0], 'a')
 
-  @parameterized.parameters((P(None, 'b'),), (P('a', 'b'),))
   @pytest.mark.slow
-  def test_language_model_of_a_text_over_devices(self, spec):
-    model = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=nnx.Rngs(0))
-    mesh = explicit_mesh()
-    with jax.sharding.use_abstract_mesh(mesh):
-      tokens = typed(mesh, (8, 6), jnp.int32, spec)
-      logits = jax.eval_shape(model, tokens)
-    self.assertEqual(logits.shape, (8, 6, 11))
-
-
-class FlagsTest(parameterized.TestCase):
-  """Flags that a caller has sharded over other axes than x."""
-
-  def setUp(self):
-    super().setUp()
-    rngs = nnx.Rngs(0)
+  def test_others_whose_flags_or_time_are_sharded_otherwise(self):
+    rngs, mesh = nnx.Rngs(0), several_devices.explicit_mesh(a=4, b=2)
+    language = models.LanguageModel(rnnzoo.GRU, 11, 8, rngs=rngs)
     stack = lambda layer: rnnzoo.Stack(layer, 4, 8, num_layers=2, rngs=rngs)
-    self.layers = {
-        'Stack': stack(rnnzoo.GRU),
-        'linear': stack(rnnzoo.MinGRU),
-        'SequenceModel': models.SequenceModel(
-            rnnzoo.GRU(4, 8, rngs=rngs), 3, rngs=rngs
-        ),
-    }
-
-  @parameterized.product(
-      name=('Stack', 'linear', 'SequenceModel'),
-      specs=(
-          (P('a'), P('b'), P('b')),
-          (P(('a', 'b')), P('a'), P('b')),
-          (P(None, 'b'), P('a'), P('b')),
-      ),
-  )
-  @pytest.mark.few(2)
-  def test_flags_go_where_x_is(self, name, specs):
-    mesh, layer = explicit_mesh(), self.layers[name]
-
-    def run(x, mask, lengths):
-      return layer(x, reset=mask, mask=mask, seq_lengths=lengths)
-
-    shapes = (8, 6, 4), (8, 6), (8,)
-    dtypes = jnp.float32, jnp.bool_, jnp.int32
+    sequence = models.SequenceModel(stack(rnnzoo.GRU), 3, rngs=rngs)
+    linear = stack(rnnzoo.MinGRU)
     with jax.sharding.use_abstract_mesh(mesh):
-      given = [
-          typed(mesh, *kind) for kind in zip(shapes, dtypes, specs, strict=True)
-      ]
-      y = jax.eval_shape(run, *given)
-    self.assertEqual(y.shape[0], 8)
-    self.assertIsNotNone(y.sharding.spec[0])
-
-
-class AllKernelsTest(Kernels):
-
-  @parameterized.parameters('LSTM', 'IndRNN')
-  @pytest.mark.slow
-  def test_gates_that_are_not_kept(self, layer):
-    self.assert_sums_gradients_of_parameters_only(
-        sharded_cases.Case(layer, 'two', 'plain', 'pallas_carries')
-    )
-
-  @parameterized.parameters(*LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_every_form(self, layer):
-    for form, call in sharded_cases.in_turn(layer):
-      with self.subTest(f'{form} {call}'):
-        self.assert_sums_gradients_of_parameters_only(
-            sharded_cases.Case(layer, form, call, 'pallas')
-        )
+      mask = typed(mesh, (8, 6), jnp.bool_, P('a'))
+      lengths = typed(mesh, (8,), jnp.int32, P('b'))
+      for spec, of_tokens in (
+          (P(('a', 'b')), P(None, 'b')),
+          (P(None, 'b'), P('a', 'b')),
+      ):
+        tokens = typed(mesh, (8, 6), jnp.int32, of_tokens)
+        logits = jax.eval_shape(language, tokens)
+        self.assertEqual(logits.shape, (8, 6, 11))
+        x = typed(mesh, (8, 6, 4), jnp.float32, spec)
+        for model in (sequence, linear):
+          run = lambda x, mask, lengths, model=model: model(
+              x, reset=mask, mask=mask, seq_lengths=lengths
+          )
+          y = jax.eval_shape(run, x, mask, lengths)
+          self.assertEqual(y.shape[0], 8)
+          self.assertIsNotNone(y.sharding.spec[0])
 
 
 if __name__ == '__main__':

@@ -1,5 +1,7 @@
 """`jax.export` with a batch and a number of steps that are not known."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -143,16 +145,13 @@ class ExportTest(ExportTestCase):
 @pytest.mark.slow
 class EveryLayerTest(ExportTestCase):
 
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  @pytest.mark.few(3)
+  @parameterized.parameters(*rnnzoo.LAYERS, *COMPOSED)
+  @pytest.mark.few(4)
   def test_every_layer(self, name):
-    options = {'learn_initial_carry': True}
-    self.check(random_layers.make(name, IN, FEATURES, **options), symbolic())
-
-  @parameterized.parameters(*COMPOSED)
-  @pytest.mark.few(2)
-  def test_composed(self, name):
-    self.check(COMPOSED[name](), symbolic())
+    make = COMPOSED.get(name) or functools.partial(
+        random_layers.make, name, IN, FEATURES, learn_initial_carry=True
+    )
+    self.check(make(), symbolic())
 
 
 if __name__ == '__main__':

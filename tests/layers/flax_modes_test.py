@@ -81,14 +81,6 @@ class ModesTest(chex.TestCase):
     self.assertContainsSubset(want, got)
     jax.tree.map(close, {k: got[k] for k in want}, want)
 
-  @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters(*LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_forward(self, variant):
-    y = self.variant(forward)(make(variant), x)
-    close(y, expected(variant)[0])
-
   @parameterized.product(variant=tuple(LAYERS), graph=(True, False))
   @pytest.mark.slow
   @pytest.mark.few(2)
@@ -104,14 +96,6 @@ class ModesTest(chex.TestCase):
       return nnx.value_and_grad(loss, graph=graph)(layer, x)
 
     value, gradients = step(layer, x)
-    close(value, expected(variant)[1])
-    self.assert_gradients(variant, gradients)
-
-  @parameterized.parameters(*LAYERS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_as_a_pytree(self, variant):
-    value, gradients = jax.jit(jax.value_and_grad(loss))(make(variant), x)
     close(value, expected(variant)[1])
     self.assert_gradients(variant, gradients)
 

@@ -104,33 +104,20 @@ class AnyLayerTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*VARIANTS)
-  @pytest.mark.few(2)
+  @pytest.mark.few(3)
   @pytest.mark.slow
-  def test_parts_are_the_whole(self, variant):
-    self.assert_close(runs(variant)['parts'], runs(variant)['whole'])
+  def test_ways_to_run_agree(self, variant):
+    found = runs(variant)
+    self.assert_close(found['parts'], found['whole'])
+    carry, y = found['time_major']
+    self.assert_close((carry, y.swapaxes(0, 1)), found['whole'])
+    carry, y = found['flipped']
+    self.assert_close((carry, flip(y)), found['reverse'])
+    # A reset restores the learned carry, and not the argument `initial_carry`.
+    self.assert_close(found['restarted'], found['own'])
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.few(3)
-  @pytest.mark.slow
-  def test_time_major(self, variant):
-    carry, y = runs(variant)['time_major']
-    self.assert_close((carry, y.swapaxes(0, 1)), runs(variant)['whole'])
-
-  @parameterized.parameters(*VARIANTS)
-  @pytest.mark.few(3)
-  @pytest.mark.slow
-  def test_reverse_is_a_flip(self, variant):
-    carry, y = runs(variant)['flipped']
-    self.assert_close((carry, flip(y)), runs(variant)['reverse'])
-
-  @parameterized.parameters(*VARIANTS)
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_reset_restores_the_learned_carry(self, variant):
-    # And not the argument `initial_carry`.
-    self.assert_close(runs(variant)['restarted'], runs(variant)['own'])
-
-  @parameterized.parameters(*VARIANTS)
   def test_uses_initial_carry(self, variant):
     one, other = (runs(variant, scale)['whole'][1][:, 0] for scale in (1, 2))
     difference = np.abs(one - other).max(axis=-1)
@@ -163,6 +150,7 @@ class AnyLayerTest(parameterized.TestCase):
       self.assert_close(jax.tree.map(lambda a: a[0], two), one)
 
   @parameterized.parameters(*VARIANTS)
+  @pytest.mark.few(3)
   def test_no_steps(self, variant):
     layer = make(variant)
     for batch in ((), (BATCH,)):
@@ -173,15 +161,6 @@ class AnyLayerTest(parameterized.TestCase):
       self.assert_close(final, carry)
       self.assertEqual(y.shape, (*batch, 0, FEATURES))
       self.assert_close(pull((carry, y))[0], carry)
-
-  @parameterized.parameters(*FEW)
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_no_rows(self, variant):
-    layer = make(variant)
-    carry, y = layer.unroll(x[:0], reset=reset[:0])
-    self.assertEqual(y.shape, (0, TIME, FEATURES))
-    self.assertEqual(carry[0].shape, (0, FEATURES))
 
   @parameterized.parameters(*VARIANTS)
   def test_dtypes(self, variant):
@@ -196,11 +175,17 @@ class AnyLayerTest(parameterized.TestCase):
 
 class EdgesTest(parameterized.TestCase):
 
+  @parameterized.parameters('AGRU', 'MinGRU')
   @pytest.mark.slow
-  def test_gradient_of_an_empty_batch_is_zero(self):
-    layer = rnnzoo.AGRU(3, 4, rngs=nnx.Rngs(0))
-    grads = nnx.grad(lambda layer: layer(jnp.ones((0, 5, 3))).sum())(layer)
-    for leaf in jax.tree.leaves(grads):
+  def test_an_empty_batch(self, name):
+    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
+
+    def loss(layer):
+      carry, y = layer.unroll(jnp.ones((0, 5, 3)))
+      self.assertEqual((y.shape, carry[0].shape), ((0, 5, 4), (0, 4)))
+      return y.sum()
+
+    for leaf in jax.tree.leaves(nnx.grad(loss)(layer)):
       np.testing.assert_array_equal(leaf, 0)
 
   @pytest.mark.slow
@@ -245,9 +230,7 @@ class ChunksTest(parameterized.TestCase):
           whole,
       )
 
-  @parameterized.product(
-      time=(1, 2, 7, 28, 97, 784, 1024), width=(1, 512, 6144, 2**19, 2**30)
-  )
+  @parameterized.product(time=(1, 97, 784), width=(1, 512, 6144, 2**30))
   def test_length(self, time, width):
     length = scan_loop.chunk_length(time, width)
     self.assertBetween(length, 1, time)
@@ -324,20 +307,13 @@ class CarriesAndTablesTest(parameterized.TestCase):
     for found, one in zip(turned, carries, strict=True):
       np.testing.assert_allclose(found.swapaxes(0, 1), one, atol=1e-6)
 
-  @parameterized.parameters('GRU', 'IndRNN')
-  def test_tabulate(self, name):
-    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
-    text = nnx.tabulate(layer, jnp.ones((2, 5, 3)))
-    self.assertIn(f'{name} Summary', text)
-    self.assertIn('kernel', text)
-
   @pytest.mark.slow
   def test_tabulate_of_a_model(self):
     stack = rnnzoo.Stack(rnnzoo.AGRU, 3, 4, num_layers=2, rngs=nnx.Rngs(0))
     model = models.SequenceClassifier(stack, 2, rngs=nnx.Rngs(0))
     text = nnx.tabulate(model, jnp.ones((2, 5, 3)))
-    self.assertIn('backbone', text)
-    self.assertIn('head', text)
+    for part in ('backbone', 'head', 'AGRU', 'kernel'):
+      self.assertIn(part, text)
 
 
 class Mine(rnnzoo.LSTM):

@@ -84,14 +84,12 @@ def classifier(x, lengths):
 
 
 CASES = {
+    'unroll': (unroll, (X, H, RESET, MASK)),
     'linear_scan': (linear_scan, (A, B, H, RESET)),
     'linear_scan_of_no_steps': (
         linear_scan,
         (A[:, :0], B[:, :0], H, RESET[:, :0]),
     ),
-    'unroll': (unroll, (X, H, RESET, MASK)),
-}
-MODELS = {
     'Seq2Seq': (
         lambda *given: seq2seq(None, *given),
         (SOURCE, LENGTHS, TARGET),
@@ -107,7 +105,10 @@ MODELS = {
 
 class LeadingAxesTest(parameterized.TestCase):
 
-  def check(self, function, given):
+  @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  @pytest.mark.few(3)
+  @pytest.mark.slow
+  def test_functions_and_models(self, function, given):
     run = jax.jit(function)
     cut = lambda tree: jax.tree.map(lambda x: x[1], tree)
     split = lambda tree: jax.tree.map(
@@ -122,18 +123,6 @@ class LeadingAxesTest(parameterized.TestCase):
           got,
           change(want),
       )
-
-  @parameterized.named_parameters((k, *case) for k, case in CASES.items())
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_functions(self, function, given):
-    self.check(function, given)
-
-  @parameterized.named_parameters((k, *case) for k, case in MODELS.items())
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_models(self, function, given):
-    self.check(function, given)
 
   @pytest.mark.slow
   def test_verify(self):

@@ -181,16 +181,6 @@ class MaskTest(parameterized.TestCase):
 
     jax.tree.map(np.testing.assert_array_equal, *run(layer))
 
-  def test_time_major(self):
-    layer = random_layers.make('LSTM', IN, FEATURES)
-
-    @reference.jit
-    def run(layer):
-      major = layer(x.swapaxes(0, 1), seq_lengths=LENGTHS, time_major=True)
-      return major.swapaxes(0, 1), layer(x, seq_lengths=LENGTHS)
-
-    jax.tree.map(np.testing.assert_array_equal, *run(layer))
-
 
 if __name__ == '__main__':
   absltest.main()

@@ -25,20 +25,16 @@ class StrictDtypesTest(parameterized.TestCase):
 
   @parameterized.product(
       name=tuple(rnnzoo.LAYERS),
-      implementation=('scan', 'associative_scan'),
+      way=(
+          ('scan', jnp.float32),
+          ('associative_scan', jnp.float32),
+          (None, jnp.bfloat16),
+      ),
   )
-  @pytest.mark.few(3)
+  @pytest.mark.few(4)
   @pytest.mark.slow
-  def test_layers(self, name, implementation):
-    self.check(name, implementation, jnp.float32)
-
-  @parameterized.parameters(*rnnzoo.LAYERS)
-  @pytest.mark.few(2)
-  def test_parameters_of_16_bits(self, name):
-    self.check(name, None, jnp.bfloat16)
-
-  def check(self, name, implementation, param_dtype):
-    """Takes the gradient of a layer where JAX refuses to promote."""
+  def test_layers(self, name, way):
+    implementation, param_dtype = way
     with jax.numpy_dtype_promotion('strict'):
       layer = rnnzoo.LAYERS[name](
           FEATURES,
@@ -239,21 +235,12 @@ class EqualRanksTest(parameterized.TestCase):
         jax.eval_shape(way, *rows)
 
   @parameterized.product(
-      name=(*rnnzoo.LAYERS, 'Scaled'),
-      implementation=('scan', 'associative_scan'),
+      name=(*rnnzoo.LAYERS, 'Scaled', 'SLSTMBlock', 'Bidirectional', 'Stack'),
+      implementation=('associative_scan', 'scan'),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(3)
   def test_layers(self, name, implementation):
-    self.works(name, implementation)
-
-  @parameterized.parameters('Stack', 'Bidirectional', 'SLSTMBlock')
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_composed_layers(self, name):
-    self.works(name, 'scan')
-
-  def works(self, name, implementation):
     make = dict(
         rnnzoo.LAYERS,
         Scaled=Scaled,
@@ -286,7 +273,7 @@ class EqualRanksTest(parameterized.TestCase):
 
     self.check(loss, params, jnp.ones((BATCH, TIME, FEATURES)))
 
-  @parameterized.parameters('LSTM', 'AGRU', 'IndRNN', 'MinGRU', 'Scaled')
+  @parameterized.parameters('AGRU', 'MinGRU', 'Scaled')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_kernels(self, name):
@@ -310,9 +297,8 @@ class EqualRanksTest(parameterized.TestCase):
       text = traced.lower(lowering_platforms=('cpu', 'cuda')).as_text()
     self.assertEqual('mosaic_gpu' in text, abstract_gpu.RUNS)
 
-  @parameterized.parameters('IndRNN', 'MinGRU')
-  def test_kernels_beside_wide_integers(self, name):
-    layer = rnnzoo.LAYERS[name](
+  def test_kernels_beside_wide_integers(self):
+    layer = rnnzoo.MinGRU(
         FEATURES, FEATURES, implementation='pallas', rngs=nnx.Rngs(0)
     )
     x = jnp.ones((BATCH, TIME, FEATURES))

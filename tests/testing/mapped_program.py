@@ -80,11 +80,7 @@ def cases(name):
     )(states, x)
 
   return {
-      'rows': (rows, (x, P('a')), (reset, P('a'))),
-      'batch': (rows, (x, P(None, 'b')), (reset, P(None, 'b'))),
       'rows_and_batch': (rows, (x, P('a', 'b')), (reset, P('a', 'b'))),
-      'gradient': (gradient, (x, P('a'))),
-      'gradient_batch': (gradient, (x, P(None, 'b'))),
       'gradient_both': (gradient, (x, P('a', 'b'))),
       'gradients': (gradients, (states, P('a')), (x, P('a'))),
       'shared': (shared, (states, P('a')), (x, P(None, 'b'))),

@@ -6,8 +6,17 @@ import subprocess
 import sys
 
 from absl.testing import absltest
+import jax
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def explicit_mesh(**sizes: int) -> jax.sharding.AbstractMesh:
+  """Returns a mesh of devices that are not here, of Explicit axes by name."""
+  types = (jax.sharding.AxisType.Explicit,) * len(sizes)
+  return jax.sharding.AbstractMesh(
+      tuple(sizes.values()), tuple(sizes), axis_types=types
+  )
 
 
 def run(

@@ -104,10 +104,6 @@ def functions(mesh):
     own = *rows[:4], kernel, rows[4], params
     return scan(*own), unroll(*own)
 
-  def step(a, b, h0, reset, kernel, gates, params):
-    del b, kernel, gates, params
-    return gru.step((h0,), a[:, 0], reset=reset[:, 0])
-
   def two_axes(a, b, h0, reset, kernel, gates, params):
     del b, h0, reset, kernel, gates, params
     return gru(a.reshape(8, 1, 5, 4))
@@ -129,15 +125,12 @@ def functions(mesh):
   spread = jax.device_put((a, b, h0, reset), over_batch)
   over_features = NamedSharding(mesh, P(None, None, 'data'))
   wide = tuple(np.tile(x, (1, 1, 2)) for x in (a, b))
-  for f in (
-      *(scan, unroll, several_axes, step),
-      *(two_axes, block_step, block_reversed),
-  ):
+  for f in (scan, several_axes, two_axes, block_step, block_reversed):
     rest = kernel, gates, params
     own = kernel, jax.device_put(gates, over_batch), params
     want = jax.jit(f)(*given, *rest)
     yield f.__name__, jax.jit(f)(*spread, *own), want
-    if f in (scan, step, block_step):
+    if f is scan:
       yield f'{f.__name__} without jit', f(*spread, *own), want
   yield (
       'linear_scan over features',
@@ -225,17 +218,18 @@ def stacks(mesh):
   make = functools.partial(
       rnnzoo.Stack, features=4, in_features=4, num_layers=2, rngs=nnx.Rngs(0)
   )
-  normed = make(rnnzoo.LSTM, norm='layer', residual=True)
-  yield 'norm', *results(normed, reverse=True)
-  averages = make(rnnzoo.GRU, norm='batch', dropout_rate=0.5)
-  yield 'batch norm and dropout', *results(averages, trains=True)
-  dense = rnnzoo.DenseStack(
-      rnnzoo.LSTM, 4, 4, num_layers=2, norm='layer', rngs=nnx.Rngs(0)
+  mixed = make([rnnzoo.MinGRU, rnnzoo.AGRU], norm='layer', residual=True)
+  yield 'mixed', *results(mixed, reverse=True, time_major=True)
+  averages = rnnzoo.DenseStack(
+      rnnzoo.GRU,
+      *(4, 4),
+      num_layers=2,
+      norm='batch',
+      dropout_rate=0.5,
+      rngs=nnx.Rngs(0),
   )
-  yield 'dense', *results(dense)
-  mixed = make([rnnzoo.MinGRU, rnnzoo.GRU, rnnzoo.AGRU], num_layers=3)
-  yield 'mixed', *results(mixed, time_major=True)
-  learned = make(rnnzoo.GRU, learn_initial_carry=True)
+  yield 'batch norm and dropout', *results(averages, trains=True)
+  learned = make(rnnzoo.Elman, learn_initial_carry=True)
   yield 'slopes', *results(learned, time_major=True, slopes=True)
   layer = rnnzoo.MinGRU(4, 4, rngs=nnx.Rngs(0))
   rest = {

@@ -68,20 +68,19 @@ class LayersTest(comparison.ComparisonTestCase):
     with dense_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
 
+  # 1, 1 and 1 of 3; 2 and 1.
   @parameterized.parameters(
-      # 1, 1 and 1 of 3.
-      (3, case(rnnzoo.GRU, sizes=(3, 7, 5), reset=True, mask=True)),
-      # 2 and 1.
-      (
-          2,
-          case(
-              rnnzoo.LSTM,
-              sizes=(3, 7, 5),
-              lengths=True,
-              reverse=True,
-              time_major=True,
+      *zip(
+          (3, 2),
+          comparison.table(
+              case,
+              """
+              GRU 3x7x5 reset mask
+              LSTM 3x7x5 lengths reverse time_major
+              """,
           ),
-      ),
+          strict=True,
+      )
   )
   @pytest.mark.slow
   @pytest.mark.few(1)
@@ -92,7 +91,6 @@ class LayersTest(comparison.ComparisonTestCase):
   @parameterized.parameters(
       (1, case(rnnzoo.LSTM, heads(2), reset=True, mask=True)),
       (2, case(rnnzoo.GRU, lengths=True, reverse=True, time_major=True)),
-      (1, case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True)),
   )
   @pytest.mark.slow
   @pytest.mark.few(1)
@@ -128,12 +126,6 @@ class LayersTest(comparison.ComparisonTestCase):
   @parameterized.parameters(
       (1, 64, True, case(rnnzoo.LSTM, reset=True, mask=True)),
       (2, 128, True, case(rnnzoo.LSTM, lengths=True, time_major=True)),
-      (
-          1,
-          64,
-          True,
-          case(rnnzoo.Elman, {'learn_initial_carry': True}, reset=True),
-      ),
       (1, 64, True, case(rnnzoo.SLSTM, reset=True, reverse=True)),
       # The cotangents of R h are others than those of x; another factor than h.
       (1, 64, False, case(rnnzoo.GRU, reset=True)),
@@ -175,24 +167,9 @@ class BidirectionalTest(parameterized.TestCase):
   """Both directions in one kernel."""
 
   @parameterized.parameters(
-      (case(rnnzoo.LSTM, heads(2)), False),
-      (case(rnnzoo.GRU, reset=True, mask=True, time_major=True), False),
-      (
-          case(
-              rnnzoo.AGRU,
-              {'learn_initial_carry': True},
-              reset=True,
-              lengths=True,
-              reverse=True,
-          ),
-          True,
-      ),
-      (
-          case(
-              rnnzoo.SLSTM, heads(2), reset=True, reverse=True, time_major=True
-          ),
-          True,
-      ),
+      (case(rnnzoo.SLSTM, heads(2), reset=True, reverse=True), True),
+      (case(rnnzoo.GRU, reset=True, lengths=True, time_major=True), False),
+      (case(rnnzoo.AGRU, {'learn_initial_carry': True}, mask=True), True),
   )
   @pytest.mark.slow
   @pytest.mark.few(1)
@@ -234,26 +211,18 @@ class BidirectionalTest(parameterized.TestCase):
       for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         self.assertLess(comparison.relative_error(x, y), 1e-5)
 
-  def test_a_subclass_runs_apart(self):
+  @parameterized.parameters('subclass', 'options')
+  def test_layers_that_differ_run_apart(self, differs):
     class Shifted(rnnzoo.GRU):
 
       def _initial_carry(self, *args, **options):
         return (super()._initial_carry(*args, **options)[0] + 1,)
 
-    make = lambda cls: cls(3, 8, implementation='pallas', rngs=nnx.Rngs(0))
-    layer = rnnzoo.Bidirectional(
-        rnnzoo.GRU, 3, 8, implementation='pallas', rngs=nnx.Rngs(0)
-    )
-    layer.backward = make(Shifted)
-    with dense_loops.imitated(self) as called:
-      jax.jit(jax.grad(lambda x: jnp.sum(layer(x))))(jnp.ones((2, 4, 3)))
-      self.assertEqual([kernel.call_count for kernel in called], [2, 2])
-
-  def test_layers_that_differ(self):
-    layer = rnnzoo.Bidirectional(
-        rnnzoo.GRU, 3, 8, implementation='pallas', rngs=nnx.Rngs(0)
-    )
-    layer.backward.stop_recurrent_gradient = True
+    options = {'implementation': 'pallas', 'rngs': nnx.Rngs(0)}
+    layer = rnnzoo.Bidirectional(rnnzoo.GRU, 3, 8, **options)
+    if differs == 'subclass':
+      layer.backward = Shifted(3, 8, **options)
+    layer.backward.stop_recurrent_gradient = differs == 'options'
     with dense_loops.imitated(self) as called:
       jax.jit(jax.grad(lambda x: jnp.sum(layer(x))))(jnp.ones((2, 4, 3)))
       self.assertEqual([kernel.call_count for kernel in called], [2, 2])

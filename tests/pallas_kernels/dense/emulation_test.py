@@ -239,21 +239,14 @@ class EmulationTest(parameterized.TestCase):
       ('LSTM', 5, 72, {}),
       # Two blocks a warp in the adjoint.
       ('GRU', 1, 104, {'reverse': True, 'time': 4, 'teams': (1,)}),
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_operands_in_registers(self, cell, batch, size, options):
-    self.check(cell, batch, size, **options)
-
-  @parameterized.parameters(
       ('LSTM', 16, 96, {'flags': False}),
       # Two blocks a warp in both; the last block is half of one.
       ('LSTM', 9, 272, {'time_major': True, 'time': 4}),
       ('GRU', 31, 80, {'dtype': 'float16'}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_more_operands_in_registers(self, cell, batch, size, options):
+  @pytest.mark.few(2)
+  def test_operands_in_registers(self, cell, batch, size, options):
     self.check(cell, batch, size, **options)
 
   @parameterized.parameters(
@@ -296,8 +289,6 @@ class EmulationTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('LSTM', 5, 48, 'four columns', {'levels': 3, 'time': 4}),
-      ('GRU', 11, 64, 'shared', {'levels': 2, 'time_major': True, 'time': 3}),
-      ('LSTM', 5, 72, 'cluster', {'levels': 2, 'time': 4, 'reverse': True}),
       ('GRU', 5, 72, 'device', {'levels': 2, 'time': 4, 'time_major': True}),
   )
   @pytest.mark.slow

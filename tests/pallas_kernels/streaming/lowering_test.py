@@ -7,7 +7,6 @@ shapes, primitives without a rule and the size of shared memory are checked.
 import dataclasses
 import functools
 import re
-import warnings
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -27,44 +26,20 @@ KERNEL = re.compile(r'mosaic_gpu\w*')
 aval = jax.ShapeDtypeStruct
 
 case = functools.partial(comparison.Case, path='pallas')
-LAYERS = (
-    comparison.table(
-        case,
-        """
-    MinGRU 2x40x256
-    MinGRU 2x4096x130 bfloat16 reset reverse candidate=positive
-    MinGRU 128x100x8 float16 time_major use_bias=False
-    MinLSTM 2x40x256 bfloat16 reset lengths
-    MinLSTM 1x4096x8 lengths time_major candidate=positive
-    MinLSTM 512x100x512 float16 reverse
-    IndRNN 2x40x130 reset lengths reverse
-    IndRNN 2x4096x256 bfloat16 activation=tanh
-    IndRNN 2x1x7 float16 time_major activation=tanh
-    IRevRNN 2x40x256 lengths
-    IRevRNN 2x40x130 bfloat16 reset reverse time_major
-    """,
-    )
-    + (
-        case(
-            rnnzoo.IRevRNN,
-            {
-                'inner_steps': 1,
-                'activation': 'tanh',
-                'inner_activation': 'sigmoid',
-            },
-            dtype='float16',
-            sizes=(2, 13, 8),
-        ),
-    )
-    + comparison.table(
-        case,
-        """
-    IRevRNN 2x13x8 reset activation=sigmoid inner_activation=relu
-    LSTM 2x13x8 bfloat16 reset num_heads=8
-    GRU 2x13x8 lengths num_heads=8
-    SLSTM 2x13x8 reset reverse num_heads=8
-    """,
-    )
+LAYERS = comparison.table(
+    case,
+    """
+MinGRU 2x40x256
+MinGRU 2x4096x130 bfloat16 reset reverse candidate=positive
+MinGRU 128x100x8 float16 time_major use_bias=False
+MinLSTM 1x4096x8 bfloat16 lengths time_major candidate=positive
+IndRNN 2x40x130 reset lengths reverse
+IndRNN 2x1x7 float16 time_major activation=tanh
+IRevRNN 2x13x8 float16 inner_steps=1 activation=tanh inner_activation=sigmoid
+IRevRNN 2x40x130 bfloat16 reset reverse activation=sigmoid inner_activation=relu
+GRU 2x13x8 lengths num_heads=8
+SLSTM 2x13x8 reset reverse num_heads=8
+""",
 )
 
 
@@ -109,21 +84,16 @@ class LoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*named())
   @pytest.mark.slow
-  @pytest.mark.few(6)
+  @pytest.mark.few(5)
   def test_layer(self, kind, case):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
       self.lowers(f, *args)
 
   @parameterized.parameters(
-      ('float32', (2, 40, 256), False),
       ('float32', (1, 8192, 8), True),
-      ('float32', (256, 100, 129), False),
-      ('bfloat16', (2, 40, 256), True),
-      ('bfloat16', (1, 8192, 8), False),
       ('bfloat16', (256, 100, 129), True),
-      ('float16', (1, 8192, 8), True),
-      ('float16', (256, 100, 129), False),
+      ('float16', (2, 40, 256), False),
   )
   @pytest.mark.slow
   @pytest.mark.few(2)
@@ -143,7 +113,6 @@ class LoweringTest(parameterized.TestCase):
       self.lowers(jax.grad(loss, (0, 1, 2)), a, a, h0, reset)
 
   @parameterized.parameters(
-      case(rnnzoo.MinGRU, sizes=(2, 13, 8), reset=True),
       case(rnnzoo.MinGRU, sizes=(1, 4096, 8), reset=True),
       case(rnnzoo.IndRNN, sizes=(2, 13, 8), reset=True),
   )
@@ -187,22 +156,6 @@ class LoweringTest(parameterized.TestCase):
     with abstract_gpu.device(self, H200):
       self.lowers(jax.grad(loss), x, kernel)
 
-  @parameterized.parameters('MinGRU', 'IRevRNN')
-  @pytest.mark.slow
-  def test_checkpoint(self, name):
-    make = lambda: rnnzoo.LAYERS[name](
-        4, 8, implementation='pallas', rngs=nnx.Rngs(0)
-    )
-    graphdef, state = nnx.split(nnx.eval_shape(make))
-
-    @jax.checkpoint
-    def layer(state, x):
-      return nnx.merge(graphdef, state)(x)
-
-    loss = lambda state, x: jnp.sum(layer(state, x) ** 2)
-    with abstract_gpu.device(self, B200):
-      self.lowers(jax.grad(loss), state, aval((2, 13, 4), jnp.float32))
-
   @pytest.mark.slow
   def test_x64(self):
     # Literals of Python and indices are 64 bits wide then.
@@ -215,15 +168,10 @@ class LoweringTest(parameterized.TestCase):
         f, args = comparison.abstract_gradient(given)
         self.lowers(f, *args)
 
-  @parameterized.product(
-      # The second in segments.
-      cell=(('MinGRU', 13), ('MinGRU', 4096), ('IndRNN', 13)),
-      check_vma=(True, False),
-  )
+  # The first in segments.
+  @parameterized.parameters(('MinGRU', 4096, True), ('IndRNN', 13, False))
   @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_shard_map(self, cell, check_vma):
-    name, time = cell
+  def test_shard_map(self, name, time, check_vma):
     mesh = abstract_gpu.mesh(H200)
     make = lambda: rnnzoo.LAYERS[name](
         4, 8, implementation='pallas', rngs=nnx.Rngs(0)
@@ -263,14 +211,6 @@ class LoweringTest(parameterized.TestCase):
         text = self.lowers(jax.grad(loss, (0, 1, 2)), *args)
         self.assertEqual(text.count('"stablehlo.all_reduce"'), 2)
 
-  @parameterized.parameters(rnnzoo.IndRNN, rnnzoo.MinGRU, rnnzoo.MinLSTM)
-  @pytest.mark.few(2)
-  def test_under_a_mesh(self, layer):
-    f, args = comparison.abstract_gradient(case(layer, sizes=(2, 13, 8)))
-    with abstract_gpu.device(self, H200):
-      with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, 'Explicit')):
-        self.lowers(f, *args)
-
 
 class OtherDevicesTest(parameterized.TestCase):
 
@@ -283,8 +223,8 @@ class OtherDevicesTest(parameterized.TestCase):
       with self.assertRaisesRegex(NotImplementedError, r"got \['float64'\]"):
         jax.eval_shape(f, a, a)
 
-  @parameterized.parameters('NVIDIA A100', 'NVIDIA A100-SXM4-80GB')
-  def test_older_gpu(self, kind):
+  def test_older_gpu(self):
+    kind = 'NVIDIA A100-SXM4-80GB'
     f, args = comparison.abstract_gradient(
         case(rnnzoo.MinGRU, sizes=(2, 13, 8))
     )
@@ -294,23 +234,6 @@ class OtherDevicesTest(parameterized.TestCase):
       message = f"compute capability 9.0 .*'{kind}'.*'scan' runs everywhere"
       with self.assertRaisesRegex(NotImplementedError, message):
         jax.eval_shape(f, *args)
-
-  @parameterized.parameters('NVIDIA H100 80GB HBM3', 'NVIDIA GH200 480GB')
-  def test_other_hopper(self, kind):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.MinGRU, sizes=(2, 13, 8))
-    )
-    with abstract_gpu.device(self, kind):
-      self.assertIn('mosaic_gpu', abstract_gpu.lower(f, *args))
-
-  @parameterized.parameters('MinGRU', 'IndRNN')
-  @pytest.mark.slow
-  def test_falls_back_without_a_warning(self, name):
-    layer = rnnzoo.LAYERS[name](3, 4, rngs=nnx.Rngs(0))
-    with warnings.catch_warnings(), self.assertNoLogs(level='WARNING'):
-      warnings.simplefilter('error')
-      y = layer(jnp.ones((2, 5, 3)))
-    self.assertEqual(y.shape, (2, 5, 4))
 
 
 if __name__ == '__main__':

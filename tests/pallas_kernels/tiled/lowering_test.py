@@ -29,99 +29,47 @@ LAYERS = comparison.table(
     """,
 )
 
-# Those whose forward kernel multiplies W x.
-PROJECTED = (
-    case(rnnzoo.LSTM, sizes=(2048, 3, 768), in_features=768, time_major=True),
-    case(
-        rnnzoo.LSTM,
-        dtype='float16',
-        sizes=(2000, 3, 320),
-        in_features=64,
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
+# Those whose forward kernel multiplies W x; GRU has an input and a recurrent
+# gate that are in no sum.
+PROJECTED = comparison.table(
+    case,
+    """
+    LSTM 2048x3x768 time_major in_features=768
+    LSTM 2000x3x320 float16 reset lengths reverse in_features=64
+    GRU 1500x3x320 float16 reset reverse in_features=64
+    """,
 )
 
-# The same with an input and a recurrent gate that are in no sum.
-ALONE = (
-    case(rnnzoo.GRU, sizes=(2048, 3, 768), in_features=768, time_major=True),
-    case(
-        rnnzoo.GRU,
-        {'recurrent_gradient_clip': 1.0},
-        dtype='float16',
-        sizes=(1500, 3, 320),
-        in_features=64,
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
-)
-
-# Those that keep R on the chip.
-FEWER_ROWS = (
-    case(rnnzoo.LSTM, sizes=(256, 3, 768), time_major=True),
-    case(
-        rnnzoo.GRU,
-        {'recurrent_gradient_clip': 1.0},
-        dtype='float16',
-        sizes=(130, 3, 768),
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
-)
-
-
-# The same in tiles of 32 rows.
-LOW = (
-    case(rnnzoo.LSTM, sizes=(32, 3, 1536), time_major=True),
-    case(
-        rnnzoo.GRU,
-        {'recurrent_gradient_clip': 1.0},
-        dtype='float16',
-        sizes=(17, 3, 1280),
-        reset=True,
-        lengths=True,
-        reverse=True,
-    ),
+# Those that keep R on the chip; the last in tiles of 32 rows.
+ON_CHIP_LAYERS = comparison.table(
+    case,
+    """
+    LSTM 256x3x768 time_major
+    GRU 130x3x768 float16 reset lengths reverse recurrent_gradient_clip=1.0
+    LSTM 32x3x1536 time_major
+    GRU 17x3x1280 float16 reset lengths reverse recurrent_gradient_clip=1.0
+    """,
 )
 
 
 class TiledLoweringTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(*comparison.named(LAYERS[:1]))
+  @parameterized.named_parameters(*comparison.named(LAYERS))
   @pytest.mark.slow
-  def test_layer(self, case):
-    self.lowers(case)
-
-  @parameterized.named_parameters(*comparison.named(LAYERS[1:]))
-  @pytest.mark.slow
-  @pytest.mark.few(1)
+  @pytest.mark.few(2)
   def test_layers(self, case):
     self.lowers(case)
 
-  @parameterized.named_parameters(*comparison.named(FEWER_ROWS))
+  @parameterized.named_parameters(*comparison.named(ON_CHIP_LAYERS))
   @pytest.mark.slow
-  @pytest.mark.few(1)
+  @pytest.mark.few(2)
   def test_on_chip(self, case):
-    self.lowers(case, ON_CHIP)
-
-  @parameterized.named_parameters(*comparison.named(LOW))
-  @pytest.mark.slow
-  def test_low(self, case):
     self.lowers(case, ON_CHIP)
 
   @parameterized.named_parameters(*comparison.named(PROJECTED))
   @pytest.mark.slow
-  @pytest.mark.few(1)
+  @pytest.mark.few(2)
   def test_projected(self, case):
-    self.lowers_with_depth(case, case.in_features)
-
-  @parameterized.named_parameters(*comparison.named(ALONE))
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_inputs_in_no_sum_projected(self, case):
     self.lowers_with_depth(case, case.in_features)
 
   @pytest.mark.slow
@@ -142,15 +90,14 @@ class TiledLoweringTest(parameterized.TestCase):
     if abstract_gpu.RUNS:
       self.assertEqual([plan.depth for plan in plans], [depth])
 
+  @parameterized.parameters(
+      (NAMES, (600, 3, 512)), (ON_CHIP, (130, 3, 768)), (ON_CHIP, (20, 3, 1536))
+  )
   @pytest.mark.slow
-  def test_on_chip_with_x64(self):
+  @pytest.mark.few(2)
+  def test_x64(self, names, sizes):
     with jax.enable_x64(True):
-      self.lowers(case(rnnzoo.LSTM, sizes=(130, 3, 768), reset=True), ON_CHIP)
-
-  @pytest.mark.slow
-  def test_low_with_x64(self):
-    with jax.enable_x64(True):
-      self.lowers(case(rnnzoo.LSTM, sizes=(20, 3, 1536), reset=True), ON_CHIP)
+      self.lowers(case(rnnzoo.LSTM, sizes=sizes, reset=True), names)
 
   def lowers(self, case, names=NAMES):
     f, args = comparison.abstract_gradient(case)
@@ -160,47 +107,17 @@ class TiledLoweringTest(parameterized.TestCase):
       # A failure does not print the text.
       self.assertEqual([name in text for name in names], [True, True])
 
-  @parameterized.parameters(4, 64)
+  @parameterized.parameters(
+      (NAMES, (1200, 2, 512), 4),
+      (NAMES, (1200, 2, 512), 64),
+      (ON_CHIP, (256, 2, 768), 4),
+      (ON_CHIP, (32, 2, 1536), 4),
+  )
   @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_vmap_takes_turns(self, in_features):
+  @pytest.mark.few(2)
+  def test_over_devices_and_vmap(self, names, sizes, in_features):
     f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(600, 3, 512), in_features=in_features)
-    )
-    state, x, *rest = args
-    many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
-    with abstract_gpu.device(self, H200):
-      over_batch = jax.vmap(f, (None, 0, None, None, None))
-      text = abstract_gpu.lower(over_batch, state, many, *rest)
-      self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
-
-  @pytest.mark.slow
-  def test_x64(self):
-    with jax.enable_x64(True), abstract_gpu.device(self, H200):
-      f, args = comparison.abstract_gradient(
-          case(rnnzoo.LSTM, sizes=(600, 3, 512), reset=True)
-      )
-      text = abstract_gpu.lower(f, *args)
-      self.assertTrue(NAMES[1] in text)
-
-  @parameterized.parameters(4, 64)
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_under_a_mesh(self, in_features):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(1200, 3, 512), in_features=in_features)
-    )
-    with abstract_gpu.device(self, H200):
-      for kind in ('Auto', 'Explicit'):
-        with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
-          self.assertTrue(NAMES[1] in abstract_gpu.lower(f, *args))
-
-  @parameterized.parameters((256, 768), (32, 1536))
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_on_chip_over_devices_and_vmap(self, rows, size):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=(rows, 2, size))
+        case(rnnzoo.LSTM, sizes=sizes, in_features=in_features)
     )
     state, x, *rest = args
     many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
@@ -208,11 +125,11 @@ class TiledLoweringTest(parameterized.TestCase):
       for kind in ('Auto', 'Explicit'):
         with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
           text = abstract_gpu.lower(f, *args)
-          self.assertEqual([name in text for name in ON_CHIP], [True, True])
+          self.assertTrue(all(name in text for name in names))
       over_batch = jax.vmap(f, (None, 0, None, None, None))
       text = abstract_gpu.lower(over_batch, state, many, *rest)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
-      self.assertEqual([name in text for name in ON_CHIP], [True, True])
+      self.assertTrue(all(name in text for name in names))
 
   @pytest.mark.slow
   def test_b200_has_no_wgmma(self):
