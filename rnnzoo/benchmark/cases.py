@@ -37,6 +37,11 @@ class Shape:
     return {'num_heads': self.num_heads} if self.num_heads > 1 else {}
 
   @property
+  def x(self) -> tuple[int, int, int]:
+    """The shape of x."""
+    return self.batch, self.time, self.in_features
+
+  @property
   def head_dim(self) -> int:
     """Features of a head."""
     return self.features // self.num_heads

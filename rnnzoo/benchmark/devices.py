@@ -101,9 +101,7 @@ def measure(
   for case in selected:
     for direction in case.directions:
       rows = [case.row(way, direction) for way in case.implementations]
-      with watchdog(f'{case.label}, {direction}'):
-        _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
-      yield from (row | failed for row in rows)
+      yield from measurement.side_by_side(_measure, case, rows, timer, watchdog)
 
 
 def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
@@ -136,14 +134,11 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
     row['devices'] = 1 if alone else jax.device_count()
   if not timer.repeats:
     return
-  begin = lambda index: watchdog.start(f'timing {case.layer} {index}')
-  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
-  for row, found in zip(rows, times, strict=True):
-    row |= dataclasses.asdict(found)
-    row['us_per_step'] = 1e3 * found.ms / case.shape.time
-    if rows[0]['program'] == ONE:
-      name = 'times' if over_time else 'weak_scaling'
-      row[name] = times[0].ms / found.ms
+  measurement.take_turns(case, rows, calls, timer, watchdog)
+  if rows[0]['program'] == ONE:
+    name = 'times' if over_time else 'weak_scaling'
+    for row in rows:
+      row[name] = rows[0]['ms'] / row['ms']
 
 
 def _first_device() -> SingleDeviceSharding:

@@ -26,7 +26,6 @@ from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_jax
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import problems
-from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from rnnzoo.convert import weights
 
@@ -57,11 +56,6 @@ class Peer:
   layers: Sequence[str]
   program: Callable[..., tuple[Callable[[], Any], dict[str, Any]]]
   stacks: bool = False
-
-  def takes(self, name: str) -> bool:
-    """Returns whether it has a layer of a suite."""
-    *several, layer = name.split()
-    return layer in self.layers and (self.stacks or not several)
 
   @property
   def installed(self) -> bool:
@@ -113,6 +107,13 @@ PEERS: Mapping[str, Peer] = {
 }
 
 
+def takes(name: str, case: cases.Case) -> bool:
+  """Returns whether a peer has the layer of a case."""
+  *several, layer = case.layer.split()
+  peer = PEERS[name]
+  return layer in peer.layers and (peer.stacks or not several)
+
+
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
@@ -132,9 +133,7 @@ def measure(
         for name in case.implementations
         for direction in cases.DIRECTIONS
     ]
-    with watchdog(case.label):
-      _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
-    yield from (row | failed for row in rows)
+    yield from measurement.side_by_side(_measure, case, rows, timer, watchdog)
 
 
 @functools.cache
@@ -164,11 +163,7 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       row |= {'status': status, 'reason': _reason(error)}
   if not timer.repeats:
     return
-  begin = lambda index: watchdog.start(f'timing {timed[index]["program"]}')
-  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
-  for row, each in zip(timed, times, strict=True):
-    row |= dataclasses.asdict(each)
-    row['us_per_step'] = 1e3 * each.ms / case.shape.time
+  measurement.take_turns(case, timed, calls, timer, watchdog)
   ours_ms = {r['direction']: r['ms'] for r in timed if r['program'] == OURS}
   for row in timed:
     if row['direction'] in ours_ms:
@@ -233,22 +228,3 @@ def _reason(error: Exception) -> str:
   if isinstance(error, NotImplementedError):
     return text
   return f'{type(error).__name__}: {text}'[:300]
-
-
-_INSTALLED = [name for name, peer in PEERS.items() if peer.installed]
-
-SUITE = suites.Suite(
-    {
-        'small': cases.Shape(batch=4, time=12, in_features=8, features=8),
-        'row_mnist': cases.Shape(128, 28, in_features=28, features=128),
-        'pixel_mnist': cases.Shape(16, 784, in_features=1, features=128),
-        '1x256': cases.heads(1, 256, time=256),
-        'heads_of_one': cases.heads(256, 1, time=256),
-    },
-    [suites.Entry(None, LAYERS, 'with')],
-    default=('row_mnist', 'pixel_mnist', '1x256'),
-    # cuDNN has a suite of its own.
-    implementations=[n for n in _INSTALLED if n not in ('cudnn', SCAN)],
-    measure=measure,
-    runs=lambda name, case: PEERS[name].takes(case.layer),
-)

@@ -37,15 +37,14 @@ import jax
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import facts
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
-from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
 
-SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
+SUITES = dict(suites.SUITES)
 
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
 _LAYERS = flags.DEFINE_list('layers', None, 'Layers; all by default.')
@@ -165,7 +164,7 @@ def main(unused_argv: list[str]) -> int:
   _measure(selected, result, repeats, until)
   if not result['rows']:
     return 0
-  print(sweeps.summary(result['rows']) + _OUTPUT.value)
+  print(facts.summary(result['rows']) + _OUTPUT.value)
   bad = [row for row in result['rows'] if row['status'] == 'failed']
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
