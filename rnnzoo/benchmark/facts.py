@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 
@@ -62,16 +61,9 @@ def newton(case: cases.Case, rows: Rows, watchdog: timing.Watchdog) -> None:
 
 def _verify(case: cases.Case) -> dict[str, Any]:
   x = jax.random.normal(jax.random.key(0), case.shape.x, case.dtype)
-  found = dataclasses.asdict(rnnzoo.verify(_layer(case), x))
+  found = dataclasses.asdict(rnnzoo.verify(problems.new_layer(case), x))
   del found['error']
   return found
-
-
-def _layer(case: cases.Case, **options: Any) -> Any:
-  shape = case.shape
-  make = problems.layer_class(case.layer)
-  sizes = shape.in_features, shape.features
-  return make(*sizes, rngs=nnx.Rngs(0), **shape.options, **options)
 
 
 def path_of_none(case: cases.Case, rows: Rows, unused_watchdog: Any) -> None:
@@ -92,7 +84,7 @@ def _path_of_none(case: cases.Case) -> str:
   dtype = jnp.dtype(case.dtype)
   run: Any = lambda x: rnnzoo.linear_scan(x, x)
   if case.layer != 'linear_scan':
-    run = lambda x: _layer(case, dtype=dtype)(x)
+    run = lambda x: problems.new_layer(case, dtype=dtype)(x)
   with choice.noted() as choices:
     jax.eval_shape(run, jax.ShapeDtypeStruct(case.shape.x, dtype))
   return choices[-1].path

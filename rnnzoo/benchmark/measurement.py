@@ -46,20 +46,13 @@ _LOOPS = ('scan', *baselines.NAMES)
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-  """One program of a case, and its results so far.
-
-  Attributes:
-    exact: whether it is the reference, in `Case.exact_dtype`.
-    compiling: its compilation; None if it cannot be traced.
-    program: the program; None until it is compiled.
-    right: whether its errors are within their limits.
-  """
+  """One program of a case, and its results so far."""
 
   row: Row
-  exact: bool = False
+  exact: bool = False  # The reference, in `Case.exact_dtype`.
   compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
-  right: bool = False
+  right: bool = False  # Errors are within their limits.
 
   def __str__(self):
     return ' '.join(str(self.row[label]) for label in LABELS)
@@ -196,22 +189,15 @@ def measure(
 
 @dataclasses.dataclass(eq=False)
 class _Group:
-  """A case and its programs, to be checked and timed together.
-
-  Attributes:
-    threads: how many compile.
-    problem: the problem; None if its arrays cannot be drawn.
-    exact: the reference, where there is something to compare with it.
-    scan: the yardstick of errors, where there is one.
-  """
+  """A case and its programs, to be checked and timed together."""
 
   case: cases.Case
   timer: timing.Timer
   watchdog: timing.Watchdog
-  threads: int
-  problem: Any = None
-  exact: _Run | None = None
-  scan: _Run | None = None
+  threads: int  # How many compile.
+  problem: Any = None  # None if its arrays cannot be drawn.
+  exact: _Run | None = None  # The reference.
+  scan: _Run | None = None  # The yardstick of errors, where there is one.
 
   def begin(self, pool: futures.Executor) -> '_Group':
     """Traces a case's programs, and begins to compile them."""

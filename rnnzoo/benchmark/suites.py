@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import pathlib
 from typing import Any, TypeAlias
 
 import rnnzoo
@@ -188,11 +187,6 @@ def _grid(sizes: Sequence[int]) -> dict[str, Shape]:
   }
 
 
-def _lines(name: str) -> list[str]:
-  path = pathlib.Path(__file__).with_name(f'{name}.txt')
-  return path.read_text().splitlines()
-
-
 _SMALL = _shapes('small=4,12,3,8')
 _MNIST = _shapes('row_mnist=128,28,28,128 pixel_mnist=16,784,1,128')
 _MNIST_128 = _shapes('row_mnist=128,28,28,128 pixel_mnist=128,784,1,128')
@@ -219,7 +213,7 @@ _LONG = _SMALL | _shapes(
     ' heads_of_one=8,4096,256,256,256 wide=1,65536,768,768'
     ' one_row=1,2048,256,256,256 eight_rows=8,2048,256,256,256'
 )
-_BATCHES = dict(map(cases.parse_shape, _lines('batches')))
+_BATCHES = dict(map(cases.parse_shape, cases.lines('batches')))
 _ONE_HEAD = {k: v for k, v in _BATCHES.items() if v.num_heads == 1}
 _LENGTHS = {
     f'{batch}x{steps}': Shape(batch, steps, 64, 64)
@@ -308,7 +302,7 @@ def _workloads() -> Suite:
   """Returns the suite of published programs, which `workloads.txt` lists."""
   shapes = _shapes('small=4,6,5,8')
   layers: dict[str, list[str]] = {'GRU': ['small'], '2 x bi LSTM': ['small']}
-  for line in _lines('workloads'):
+  for line in cases.lines('workloads'):
     name, layer, sizes, _ = (part.strip() for part in line.split('|'))
     _, shapes[name] = cases.parse_shape(sizes)
     layers.setdefault(layer, []).append(name)
