@@ -42,45 +42,32 @@ def timed_rows(result: Row, direction: str) -> list[Row]:
   ]
 
 
-def lines(
-    rows: Sequence[Row], size: str, steps: bool = False
-) -> dict[tuple, dict[int, float]]:
-  """Returns milliseconds by size, for each path, with and without a copy.
-
-  Args:
-    rows: the rows of a panel.
-    size: the size that varies.
-    steps: whether to return microseconds a step; of the longest sequences, if
-      there are several.
-  """
+def lines(rows: Sequence[Row]) -> dict[tuple, dict[int, float]]:
+  """Returns milliseconds by steps, for each path, with and without a copy."""
   found: dict[tuple, dict[int, float]] = {}
   for row in sorted(rows, key=lambda row: row['time']):
     for copies, key in enumerate(('ms', 'with_copy_ms')):
       if key in row:
         label = row['program'], row['dtype'], bool(copies)
-        scale = 1e3 / row['time'] if steps else 1
-        found.setdefault(label, {})[row[size]] = scale * row[key]
+        found.setdefault(label, {})[row['time']] = row[key]
   return found
 
 
-def draw(ax, found: dict[tuple, dict[int, float]], size: str) -> None:
+def logarithmic(ax, label: str, **options: Any) -> None:
+  """Sets logarithmic axes; options are of the one below."""
+  ax.set_xscale('log', **options)
+  ax.set_yscale('log')
+  ax.set_xlabel(label)
+  ax.grid(alpha=0.3)
+
+
+def draw(ax, found: dict[tuple, dict[int, float]]) -> None:
   """Draws a line for each path."""
   for (path, dtype, copies), own in found.items():
     name = f'{path}, {dtype}{", with a copy" if copies else ""}'
     style = {'color': COLORS[path], 'ls': ':' if copies else '-', 'marker': '.'}
-    x = sorted(own)
-    ax.plot(x, [own[k] for k in x], label=name, **style)
-  ax.set_xscale('log', base=2)
-  ax.set_yscale('log')
-  ax.set_xlabel(size)
-  ax.grid(alpha=0.3)
-
-
-def cross(ax, rows: Sequence[Row], size: str, steps: bool = False) -> None:
-  """Marks times of choices that are not the best."""
-  over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
-  for own in lines(over, size, steps).values():
-    ax.plot([*own], [*own.values()], 'kx')
+    ax.plot([*own], [*own.values()], label=name, **style)
+  logarithmic(ax, 'steps', base=2)
 
 
 def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
@@ -103,7 +90,7 @@ def lengths(result: Row) -> figures.Figure:
   axes = figure.subplots(len(found), 4, squeeze=False)
   for four, (title, by_way) in zip(axes, found, strict=True):
     for way, (direction, rows) in enumerate(by_way.items()):
-      own = lines(rows, 'time')
+      own = lines(rows)
       # As many copies in both.
       scans = {key[2]: line for key, line in own.items() if key[0] == 'scan'}
       speedups = {
@@ -111,9 +98,11 @@ def lengths(result: Row) -> figures.Figure:
           for key, line in own.items()
           if line.keys() <= scans.get(key[2], {}).keys()
       }
-      draw(four[way], own, 'steps')
-      cross(four[way], rows, 'time')
-      draw(four[2 + way], speedups, 'steps')
+      draw(four[way], own)
+      over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
+      for line in lines(over).values():
+        four[way].plot([*line], [*line.values()], 'kx')
+      draw(four[2 + way], speedups)
       four[way].set_ylabel('milliseconds')
       four[2 + way].set_ylabel("times as fast as 'scan'")
       for ax in (four[way], four[2 + way]):
@@ -183,13 +172,10 @@ def head_dim(result: Row) -> figures.Figure:
       x = sorted(points)
       ax.plot(x, [points[d] for d in x], styles[label], label=label, ms=5)
     ax.set_title(('forward', 'forward and backward')[way])
-    ax.set_xscale('log', base=2)
-    ax.set_yscale('log')
+    logarithmic(ax, 'head dim, units of one block of R', base=2)
     ticks = (16, 24, 64, 128, 256, 512, 1024)
     ax.set_xticks(ticks, [str(d) for d in ticks])
-    ax.set_xlabel('head dim, units of one block of R')
     ax.set_ylabel('milliseconds')
-    ax.grid(alpha=0.3)
   figure.legend(
       *axes[0].get_legend_handles_labels(),
       loc='outside lower center',
@@ -257,22 +243,14 @@ def newton_grid(result: Row) -> figures.Figure:
     ax.set_title(
         f'batch {item["batch"]},\n{item["features"]} units', fontsize=10
     )
-    ax.set_xscale('log')
-    ax.set_yscale('log')
-    ax.set_xlabel('steps')
-    ax.grid(alpha=0.3)
+    logarithmic(ax, 'steps')
   axes[0].set_ylabel('milliseconds, forward')
   axes[0].legend(fontsize=8)
-  figure.suptitle(
-      f'GRU, float32, gates given: {source(result)}',
-      fontsize=10,
-  )
+  figure.suptitle(f'GRU, float32, gates given: {source(result)}', fontsize=10)
   return figure
 
 
-SUITES: dict[str, Callable[[Row], figures.Figure]] = {
-    'lengths': lengths,
-}
+SUITES: dict[str, Callable[[Row], figures.Figure]] = {'lengths': lengths}
 
 # Committed results, and how they are drawn; dots an inch.
 COMMITTED = {

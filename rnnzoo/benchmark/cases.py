@@ -5,12 +5,9 @@ that are timed; `dense_checks.txt` and `linear_checks.txt` list cases that are
 only checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 import dataclasses
-import enum
-import functools
 import math
-import operator
 import pathlib
 import re
 from typing import Any
@@ -35,6 +32,11 @@ class Shape:
   def options(self) -> dict[str, Any]:
     """Options of a layer: the number of heads, unless it is one."""
     return {'num_heads': self.num_heads} if self.num_heads > 1 else {}
+
+  @property
+  def x(self) -> tuple[int, int, int]:
+    """The shape of x."""
+    return self.batch, self.time, self.in_features
 
   @property
   def head_dim(self) -> int:
@@ -78,19 +80,10 @@ def heads(num_heads: int, size: int, batch: int = 16, time: int = 1024):
   return Shape(batch, time, features, features, num_heads)
 
 
-class Options(enum.Flag):
-  """Arguments that a check gives to a layer or to an unrolled cell.
-
-  Resets and masks are random, and a reset restarts from a random carry.
-  """
-
-  BOTH = enum.auto()  # two layers in opposite directions, in one kernel
-  RESET = enum.auto()
-  MASK = enum.auto()
-  REVERSE = enum.auto()
-
-
-BOTH, RESET, MASK, REVERSE = Options
+# Options of a check. 'both': two layers in opposite directions, in one kernel.
+# Resets and masks are random, and a reset restarts from a random carry.
+OPTIONS = ('both', 'reset', 'mask', 'reverse')
+BOTH, RESET, MASK, REVERSE = (frozenset([word]) for word in OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +100,8 @@ class Case:
       the carry starts from zero.
     checked: whether it is not timed. It then returns and differentiates
       everything that it can.
-    options: the options of a check.
+    options: those of `OPTIONS` that a check gives to a layer or to an unrolled
+      cell.
     param_dtype: dtype of the parameters, in the suite 'devices'.
     directions: the passes that are timed.
   """
@@ -120,7 +114,7 @@ class Case:
   implementations: Sequence[str]
   drawn: bool = False
   checked: bool = False
-  options: Options = Options(0)
+  options: Set[str] = frozenset()
   param_dtype: str = F32
   directions: Sequence[str] = DIRECTIONS
 
@@ -132,7 +126,7 @@ class Case:
     shape = self.shape
     size = f'{shape.num_heads}x{shape.head_dim} B{shape.batch} T{shape.time}'
     words = ['layer'] if self.projection == 'with' else []
-    words += [str(each.name).lower() for each in self.options]
+    words += [word for word in OPTIONS if word in self.options]
     return ' '.join([self.layer, size, self.dtype, *words])
 
   @property
@@ -173,10 +167,11 @@ def check(label: str) -> Case:
   num_heads, head_dim = map(int, size.split('x'))
   shape = heads(num_heads, head_dim, int(batch[1:]), int(time[1:]))
   projection = 'with' if 'layer' in words else 'without'
-  given = (Options[word.upper()] for word in words if word != 'layer')
-  options = functools.reduce(operator.or_, given, Options(0))
+  # A word that is no option is a ValueError.
+  known = [OPTIONS[OPTIONS.index(word)] for word in words if word != 'layer']
   return Case(
-      layer, 'checks', shape, dtype, projection, (), True, True, options
+      *(layer, 'checks', shape, dtype, projection, (), True, True),
+      options=frozenset(known),
   )
 
 
@@ -185,8 +180,14 @@ def checks(suite: str) -> tuple[Case, ...]:
 
   A file has their labels, which results show: layer, heads x size, batch, time
   and dtype, 'layer' for one on x with random lengths and a learned carry, and
-  `Options`. Sizes are off the grid of the kernels. Few long sequences of a
+  `OPTIONS`. Sizes are off the grid of the kernels. Few long sequences of a
   linear cell run in segments, where blocks, features and flags have other ends.
   """
-  path = pathlib.Path(__file__).with_name(f'{suite}_checks.txt')
-  return tuple(map(check, path.read_text().splitlines()))
+  return tuple(map(check, lines(f'{suite}_checks')))
+
+
+def lines(name: str) -> list[str]:
+  """Returns the lines of a table beside this file."""
+  return (
+      pathlib.Path(__file__).with_name(f'{name}.txt').read_text().splitlines()
+  )

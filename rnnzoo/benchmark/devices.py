@@ -13,8 +13,8 @@ device's results for all. Then one device and all devices take turns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-import dataclasses
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -65,8 +65,7 @@ _COLLECTIVES = (
 _LIMITS = {'float32': 1e-3, 'bfloat16': 2e-2, 'float16': 2e-2}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Program:
+class _Program(NamedTuple):
   """A function of arrays.
 
   Attributes:
@@ -101,9 +100,7 @@ def measure(
   for case in selected:
     for direction in case.directions:
       rows = [case.row(way, direction) for way in case.implementations]
-      with watchdog(f'{case.label}, {direction}'):
-        _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
-      yield from (row | failed for row in rows)
+      yield from measurement.side_by_side(_measure, case, rows, timer, watchdog)
 
 
 def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
@@ -112,8 +109,7 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
   new = _recurrence if over_time else _training
   program = new(case, rows[0]['direction'])
   one = _first_device()
-  whole = _build(program.run, program.whole, one)
-  part = whole
+  whole = part = _build(program.run, program.whole, one)
   if program.part is not program.whole:
     part = _build(program.run, program.part, one)
   expected = whole[1]()
@@ -126,7 +122,8 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
     else:
       places = program.shardings(way)
       built, call = _build(program.run, program.whole, places)
-      row['collectives'] = _collectives(built)
+      compiled: Any = built.call
+      row['collectives'] = _collectives(compiled.as_text())
       row |= _compare(call(), expected, program)
     calls.append(call)
     row |= {'compile_s': built.compile_s, **built.memory}
@@ -136,14 +133,11 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
     row['devices'] = 1 if alone else jax.device_count()
   if not timer.repeats:
     return
-  begin = lambda index: watchdog.start(f'timing {case.layer} {index}')
-  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
-  for row, found in zip(rows, times, strict=True):
-    row |= dataclasses.asdict(found)
-    row['us_per_step'] = 1e3 * found.ms / case.shape.time
-    if rows[0]['program'] == ONE:
-      name = 'times' if over_time else 'weak_scaling'
-      row[name] = times[0].ms / found.ms
+  measurement.take_turns(case, rows, calls, timer, watchdog)
+  if rows[0]['program'] == ONE:
+    name = 'times' if over_time else 'weak_scaling'
+    for row in rows:
+      row[name] = rows[0]['ms'] / row['ms']
 
 
 def _first_device() -> SingleDeviceSharding:
@@ -163,15 +157,15 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
   before = program.before
   if before is None:
     before = jax.tree.map(jnp.zeros_like, expected)
-  got, expected, before = (
-      jax.tree.leaves(jax.device_put(tree, _first_device()))
-      for tree in (got, expected, before)
-  )
+  trees = jax.device_put((got, expected, before), _first_device())
   wide = lambda x, start: x.astype(jnp.float32) - start.astype(jnp.float32)
-  error = max(
-      float(problems.relative_error(wide(x, start), wide(y, start)))
-      for x, y, start in zip(got, expected, before, strict=True)
+  errors = jax.tree.map(
+      lambda x, y, start: float(
+          problems.relative_error(wide(x, start), wide(y, start))
+      ),
+      *trees,
   )
+  error = float(np.max(jax.tree.leaves(errors)))  # Unlike max(), keeps NaN.
   if error <= program.limit:
     return {'error': error}
   reason = (
@@ -181,15 +175,12 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
   return {'error': error, 'status': 'failed', 'reason': reason}
 
 
-def _collectives(built: timing.Program) -> dict[str, int]:
+def _collectives(text: str) -> dict[str, int]:
   """Counts the collectives of a compiled program."""
-  compiled: Any = built.call
-  text = compiled.as_text()
-  found = {
-      name: text.count(f' {name}(') + text.count(f' {name}-start(')
-      for name in _COLLECTIVES
+  counts = {
+      x: len(re.findall(f' {x}(?:-start)?\\(', text)) for x in _COLLECTIVES
   }
-  return {name: number for name, number in found.items() if number}
+  return {name: number for name, number in counts.items() if number}
 
 
 def _training(case: cases.Case, unused_direction: str) -> _Program:
@@ -205,14 +196,10 @@ def _training(case: cases.Case, unused_direction: str) -> _Program:
 
 def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
   """Returns a function (parameters, x) -> new parameters, and parameters."""
-  shape = case.shape
-  stack = problems.layer_class(case.layer)(
-      shape.in_features,
-      shape.features,
+  stack = problems.new_layer(
+      case,
       dtype=jnp.dtype(case.dtype),
       param_dtype=jnp.dtype(case.param_dtype),
-      rngs=nnx.Rngs(0),
-      **shape.options,
   )
   graphdef, parameters = nnx.split(stack)
 

@@ -46,20 +46,13 @@ _LOOPS = ('scan', *baselines.NAMES)
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-  """One program of a case, and its results so far.
-
-  Attributes:
-    exact: whether it is the reference, in `Case.exact_dtype`.
-    compiling: its compilation; None if it cannot be traced.
-    program: the program; None until it is compiled.
-    right: whether its errors are within their limits.
-  """
+  """One program of a case, and its results so far."""
 
   row: Row
-  exact: bool = False
+  exact: bool = False  # The reference, in `Case.exact_dtype`.
   compiling: futures.Future[timing.Program] | None = None
   program: timing.Program | None = None
-  right: bool = False
+  right: bool = False  # Errors are within their limits.
 
   def __str__(self):
     return ' '.join(str(self.row[label]) for label in LABELS)
@@ -96,58 +89,77 @@ def failure(reason: Exception | str) -> Row:
   return {'status': 'failed', 'reason': text}
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Row]:
-  """Returns a function's result and {}, or None and the fields of a failure.
-
-  It fails where memory does not hold a case's arrays, for instance.
-  """
-  try:
-    return function(*arguments), {}
-  except Exception as error:
-    _print(error)
-    return None, failure(error)
-
-
-def _print(error: Exception) -> None:
-  if not isinstance(error, NotImplementedError):
-    traceback.print_exception(error)
-
-
 @contextlib.contextmanager
-def _attempt(*runs: _Run) -> Iterator[None]:
-  """Notes an error of a step, in each run without an earlier error."""
+def _attempt(*runs: _Run) -> Iterator[Row]:
+  """Notes an error of a step, in each run without an earlier error.
+
+  Yields:
+    The fields of a failure, empty so far.
+  """
+  failed: Row = {}
   try:
-    yield
+    yield failed
   except Exception as error:
-    _print(error)
+    if not isinstance(error, NotImplementedError):
+      traceback.print_exception(error)
+    failed |= failure(error)
     for run in runs:
       if run.row['status'] == 'ok':
         run.fail(error)
 
 
-@dataclasses.dataclass(eq=False)
-class _Group:
-  """A case and its programs, to be checked and timed together.
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Row]:
+  """Returns a function's result and {}, or None and the fields of a failure.
 
-  Attributes:
-    problem: the problem; None if its arrays cannot be drawn.
-    exact: the reference, where there is something to compare with it.
-    scan: the yardstick of errors, where there is one.
+  It fails where memory does not hold a case's arrays, for instance.
   """
+  result = None
+  with _attempt() as failed:
+    result = function(*arguments)
+  return result, failed
 
-  case: cases.Case
-  runs: list[_Run]
-  problem: problems.Problem | None = None
-  exact: _Run | None = None
-  scan: _Run | None = None
+
+def side_by_side(
+    function: Callable[..., None],
+    case: cases.Case,
+    rows: list[Row],
+    timer: timing.Timer,
+    watchdog: timing.Watchdog,
+) -> list[Row]:
+  """Returns rows of a case, to which a function of all arguments adds."""
+  with watchdog(f'{case.label}, {rows[0]["direction"]}'):
+    _, failed = attempt(function, case, rows, timer, watchdog)
+  return [row | failed for row in rows]
+
+
+def take_turns(
+    case: cases.Case,
+    rows: Sequence[Row],
+    calls: Sequence[Callable[[], Any]],
+    timer: timing.Timer,
+    watchdog: timing.Watchdog,
+) -> None:
+  """Times a call for each row, in turn, and adds the times to the rows."""
+  begin = lambda index: watchdog.start(f'timing {rows[index]["program"]}')
+  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
+  for row, each in zip(rows, times, strict=True):
+    row |= dataclasses.asdict(each)
+    row['us_per_step'] = 1e3 * each.ms / case.shape.time
 
 
 def measure(
     selected: Iterable[cases.Case],
     timer: timing.Timer,
     watchdog: timing.Watchdog,
+    add: Callable[..., None] = lambda case, rows, watchdog: None,
 ) -> Iterator[Row]:
   """Checks every implementation of every case, then times those not wrong.
+
+  Args:
+    selected: the cases.
+    timer: how they are timed.
+    watchdog: ends the process if a step does not end.
+    add: adds the suite's own fields: (case, rows, watchdog) -> None.
 
   Yields:
     One row for each case, implementation and direction, as soon as it is known.
@@ -158,101 +170,143 @@ def measure(
     'scan' is still timed. `compile_s` means little where several were
     `compiled_together`.
   """
-  for _, rows in by_case(selected, timer, watchdog):
-    yield from rows
-
-
-def by_case(
-    selected: Iterable[cases.Case],
-    timer: timing.Timer,
-    watchdog: timing.Watchdog,
-) -> Iterator[tuple[cases.Case, list[Row]]]:
-  """Yields each case with the rows of `measure`."""
   threads = timer.threads if timer.repeats else os.cpu_count() or 1
+  together = 1 if threads == 1 else _TOGETHER
+  rest = iter(selected)
   with futures.ThreadPoolExecutor(threads) as pool:
-    session = _Session(timer, watchdog, pool, threads)
-    rest = iter(selected)
-    together = 1 if threads == 1 else _TOGETHER
-    while True:
-      groups = [
-          session.begin(case) for case in itertools.islice(rest, together)
-      ]
-      if not groups:
-        return
+    while groups := [
+        _Group(case, timer, watchdog, threads).begin(pool)
+        for case in itertools.islice(rest, together)
+    ]:
       for group in groups:
-        session.wait(group)
+        group.wait()
       while groups:  # The arrays of earlier cases are dropped.
         group = groups.pop(0)
-        yield group.case, session.finish(group)
+        rows = group.finish()
+        add(group.case, rows, watchdog)
+        yield from rows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Session:
-  """The arguments of `by_case`, and threads that compile."""
+@dataclasses.dataclass(eq=False)
+class _Group:
+  """A case and its programs, to be checked and timed together."""
 
+  case: cases.Case
   timer: timing.Timer
   watchdog: timing.Watchdog
-  pool: futures.Executor
-  threads: int
+  threads: int  # How many compile.
+  problem: Any = None  # None if its arrays cannot be drawn.
+  exact: _Run | None = None  # The reference.
+  scan: _Run | None = None  # The yardstick of errors, where there is one.
 
-  def begin(self, case: cases.Case) -> _Group:
+  def begin(self, pool: futures.Executor) -> '_Group':
     """Traces a case's programs, and begins to compile them."""
+    case = self.case
     ways = itertools.product(case.implementations, case.directions)
     runs = {way: _Run(case.row(*way)) for way in ways}
-    group = _Group(case, list(runs.values()))
-    with _attempt(*group.runs):  # More than memory holds, say.
-      group.problem = problems.build(case)
-    if group.problem is None:
-      return group
-    for run in group.runs:
-      self._compile(run, group.problem, not self.timer.repeats)
-    if any(run.compiling for run in group.runs):
+    self.runs = list(runs.values())
+    with _attempt(*self.runs):  # More than memory holds, say.
+      self.problem = problems.build(case)
+    if self.problem is None:
+      return self
+    for run in self.runs:
+      self._compile(run, pool, not self.timer.repeats)
+    if any(run.compiling for run in self.runs):
       last = 'scan', case.directions[-1]
-      group.exact = _Run(case.row(*last), exact=True)
-      self._compile(group.exact, group.problem, True)
+      self.exact = _Run(case.row(*last), exact=True)
+      self._compile(self.exact, pool)
       if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
-        group.scan = runs.get(last)
-        if group.scan is None:
-          group.scan = _Run(case.row(*last))
-          self._compile(group.scan, group.problem, True)
-    return group
+        self.scan = runs.get(last)
+        if self.scan is None:
+          self.scan = _Run(case.row(*last))
+          self._compile(self.scan, pool)
+    return self
 
-  def _compile(self, run: _Run, problem: problems.Problem, quick: bool) -> None:
+  def _compile(self, run: _Run, pool, quick: bool = True) -> None:
     """Traces a program here; a thread compiles it."""
+    problem = self.problem
     with contextlib.ExitStack() as stack:
       stack.enter_context(self.watchdog(f'tracing {run}'))
       stack.enter_context(_attempt(run))
       if run.exact:
-        run.row['dtype'] = problem.case.exact_dtype
+        run.row['dtype'] = self.case.exact_dtype
         stack.enter_context(jax.enable_x64(True))
         stack.enter_context(jax.default_matmul_precision('highest'))
       traced = run.function(problem)
       lowered = timing.lower(
           traced, *problem.arguments, quick=quick, options=problem.options
       )
-      run.compiling = self.pool.submit(lowered)
+      run.compiling = pool.submit(lowered)
 
-  def wait(self, group: _Group) -> None:
-    """Waits until a case's programs are compiled."""
-    for run in dict.fromkeys([*group.runs, group.exact, group.scan]):
+  def wait(self) -> None:
+    """Waits until its programs are compiled."""
+    for run in dict.fromkeys([*self.runs, self.exact, self.scan]):
       if run is None or run.compiling is None:
         continue
       with self.watchdog(f'compiling {run}'), _attempt(run):
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = self.threads
-        if group.case.layer.endswith(problems.STEP):
+        if self.case.layer.endswith(problems.STEP):
           run.row |= kernels_of_loop(run.program)
 
-  def finish(self, group: _Group) -> list[Row]:
-    """Checks and times a case; returns its rows."""
-    if group.exact is not None:
-      with _attempt(*group.runs):  # Out of memory in float64, say.
-        _check(group, self.watchdog)
-        right = [run for run in group.runs if run.right]
+  def finish(self) -> list[Row]:
+    """Checks and times its programs; returns its rows."""
+    if self.exact is not None:
+      with _attempt(*self.runs):  # Out of memory in float64, say.
+        self._check(self.exact)
+        right = [run for run in self.runs if run.right]
         if self.timer.repeats and right:
-          _time(group.problem, right, self.timer, self.watchdog)
-    return [run.row for run in group.runs]
+          self._time(right)
+    return [run.row for run in self.runs]
+
+  def _check(self, exact: _Run) -> None:
+    """Compares results with the reference, and notes their errors."""
+    arguments = self.problem.arguments
+    with self.watchdog(f'{exact}, the reference'), jax.enable_x64(True):
+      expected = jax.block_until_ready(exact.call(arguments))
+
+    def errors(run: _Run, calls: int) -> checks.Errors:
+      results = [run.call(arguments) for _ in range(calls)]
+      return checks.errors(results, expected)
+
+    scan_errors: checks.Errors = {}
+    if self.scan is not None:
+      with self.watchdog(str(self.scan)):
+        scan_errors = errors(self.scan, 1)
+    for run in self.runs:
+      if run.program is None:
+        continue
+      with self.watchdog(str(run)), _attempt(run):
+        name = run.row['program']
+        found = scan_errors
+        if run is not self.scan:
+          found = errors(run, 1 if name in _LOOPS else _CALLS)
+        fields, run.right, reasons = checks.judge(
+            self.problem, name, found, scan_errors
+        )
+        run.row |= fields
+        if reasons:
+          run.fail('; '.join(reasons))
+
+  def _time(self, runs: Sequence[_Run]) -> None:
+    """Notes times of runs."""
+    programs: Any = [
+        (run.function(self.problem), run.program.call)  # type: ignore[union-attr]
+        for run in runs
+    ]
+    begin = lambda index: self.watchdog.start(f'timing {runs[index]}')
+    arguments, traffic = self.problem.arguments, self.problem.traffic
+    with self.watchdog('timing'), _attempt(*runs):
+      measured = timing.measure(self.timer, arguments, programs, begin)
+      for run, fields in zip(runs, measured, strict=True):
+        row, ms = run.row, fields['ms']
+        row |= {**fields, 'us_per_step': 1e3 * ms / self.case.shape.time}
+        if traffic:
+          moved = traffic[cases.DIRECTIONS.index(row['direction'])]
+          row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
+        if timing.by_dispatch(row):
+          print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)
 
 
 # Instructions of XLA that are no kernel.
@@ -275,53 +329,3 @@ def kernels_of_loop(program: timing.Program) -> Row:
   names = re.findall(r'= .*? ([a-z\-]+)\(', body)
   kinds = collections.Counter(name for name in names if name not in _FREE)
   return {'kernels': kinds.total(), 'kinds': dict(kinds)}
-
-
-def _check(group: _Group, watchdog) -> None:
-  """Compares results with the reference, and notes their errors."""
-  problem: Any = group.problem
-  exact: Any = group.exact
-  with watchdog(f'{exact}, the reference'), jax.enable_x64(True):
-    expected = jax.block_until_ready(exact.call(problem.arguments))
-  scan_errors: checks.Errors = {}
-  if group.scan is not None:
-    with watchdog(str(group.scan)):
-      results = [group.scan.call(problem.arguments)]
-      scan_errors = checks.errors(results, expected)
-      del results
-  for run in group.runs:
-    if run.program is None:
-      continue
-    with watchdog(str(run)), _attempt(run):
-      if run is group.scan:
-        found = scan_errors
-      else:
-        calls = 1 if run.row['program'] in _LOOPS else _CALLS
-        results = [run.call(problem.arguments) for _ in range(calls)]
-        found = checks.errors(results, expected)
-        del results
-      fields, run.right, reasons = checks.judge(
-          problem, run.row['program'], found, scan_errors
-      )
-      run.row |= fields
-      if reasons:
-        run.fail('; '.join(reasons))
-
-
-def _time(problem, runs: Sequence[_Run], timer, watchdog) -> None:
-  """Notes times of runs of a problem."""
-  programs: Any = [
-      (run.function(problem), run.program.call)  # type: ignore[union-attr]
-      for run in runs
-  ]
-  begin = lambda index: watchdog.start(f'timing {runs[index]}')
-  with watchdog('timing'), _attempt(*runs):
-    measured = timing.measure(timer, problem.arguments, programs, begin)
-    for run, fields in zip(runs, measured, strict=True):
-      row, ms = run.row, fields['ms']
-      row |= {**fields, 'us_per_step': 1e3 * ms / problem.case.shape.time}
-      if problem.traffic:
-        moved = problem.traffic[cases.DIRECTIONS.index(row['direction'])]
-        row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
-      if timing.by_dispatch(row):
-        print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)

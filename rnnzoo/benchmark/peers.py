@@ -26,7 +26,6 @@ from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_jax
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import problems
-from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from rnnzoo.convert import weights
 
@@ -58,11 +57,6 @@ class Peer:
   program: Callable[..., tuple[Callable[[], Any], dict[str, Any]]]
   stacks: bool = False
 
-  def takes(self, name: str) -> bool:
-    """Returns whether it has a layer of a suite."""
-    *several, layer = name.split()
-    return layer in self.layers and (self.stacks or not several)
-
   @property
   def installed(self) -> bool:
     """Whether it can be imported."""
@@ -76,41 +70,45 @@ class Peer:
       return None
 
 
-def _jax(package, layers, make, module='', stacks=False) -> Peer:
-  program = functools.partial(peers_jax.program, make)
+def _peer(side, make, package, layers, module='', stacks=False, **options):
+  program = functools.partial(side.program, make, **options)
   return Peer(package, module or package, layers, program, stacks)
 
 
-def _torch(package, layers, make, module='', stacks=False, **options) -> Peer:
-  program = functools.partial(peers_torch.program, make, **options)
-  return Peer(package, module or package, layers, program, stacks)
-
-
+_jax = functools.partial(_peer, peers_jax)
+_torch = functools.partial(_peer, peers_torch)
 _BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
 _THREE = (*_BOTH, 'Elman')
-_scan = peers_torch.accelerated_scan
 PEERS: Mapping[str, Peer] = {
-    OURS: _jax(OURS, LAYERS, peers_jax.zoo, stacks=True),
-    SCAN: _jax(OURS, LAYERS, peers_jax.scan, stacks=True),
-    'flax.nnx': _jax('flax', _THREE, peers_jax.flax_nnx, stacks=True),
-    'flax.nnx.LSTMCell': _jax('flax', ['LSTM'], peers_jax.flax_lstm_cell),
-    'flax.linen': _jax('flax', _BOTH, peers_jax.flax_linen),
-    'haiku': _jax('dm-haiku', ['LSTM'], peers_jax.haiku, 'haiku'),
-    'keras': _jax('keras', _BOTH, peers_jax.keras),
-    'torch': _torch('torch', _THREE, peers_torch.eager),
+    OURS: _jax(peers_jax.zoo, OURS, LAYERS, stacks=True),
+    SCAN: _jax(peers_jax.scan, OURS, LAYERS, stacks=True),
+    'flax.nnx': _jax(peers_jax.flax_nnx, 'flax', _THREE, stacks=True),
+    'flax.nnx.LSTMCell': _jax(peers_jax.flax_lstm_cell, 'flax', ['LSTM']),
+    'flax.linen': _jax(peers_jax.flax_linen, 'flax', _BOTH),
+    'haiku': _jax(peers_jax.haiku, 'dm-haiku', ['LSTM'], 'haiku'),
+    'keras': _jax(peers_jax.keras, 'keras', _BOTH),
+    'torch': _torch(peers_torch.eager, 'torch', _THREE),
     'cudnn': _torch(
-        'torch', _THREE, peers_torch.cudnn, stacks=True, time_major=True
+        peers_torch.cudnn, 'torch', _THREE, stacks=True, time_major=True
     ),
-    'torch, compiled': _torch('torch', _BOTH, peers_torch.compiled),
-    'flashrnn': _torch('flashrnn', _BOTH, peers_torch.flashrnn),
+    'torch, compiled': _torch(peers_torch.compiled, 'torch', _BOTH),
+    'flashrnn': _torch(peers_torch.flashrnn, 'flashrnn', _BOTH),
     'minGRU-pytorch': _torch(
-        'minGRU-pytorch', _LINEAR, peers_torch.mingru, 'minGRU_pytorch'
+        peers_torch.mingru, 'minGRU-pytorch', _LINEAR, 'minGRU_pytorch'
     ),
     'accelerated-scan': _torch(
-        'accelerated-scan', _LINEAR, _scan, 'accelerated_scan'
+        *(peers_torch.accelerated_scan, 'accelerated-scan', _LINEAR),
+        'accelerated_scan',
     ),
-    'pararnn': _torch('pararnn-torch', ['GRU'], peers_torch.pararnn, 'pararnn'),
+    'pararnn': _torch(peers_torch.pararnn, 'pararnn-torch', ['GRU'], 'pararnn'),
 }
+
+
+def takes(name: str, case: cases.Case) -> bool:
+  """Returns whether a peer has the layer of a case."""
+  *several, layer = case.layer.split()
+  peer = PEERS[name]
+  return layer in peer.layers and (peer.stacks or not several)
 
 
 def measure(
@@ -132,9 +130,7 @@ def measure(
         for name in case.implementations
         for direction in cases.DIRECTIONS
     ]
-    with watchdog(case.label):
-      _, failed = measurement.attempt(_measure, case, rows, timer, watchdog)
-    yield from (row | failed for row in rows)
+    yield from measurement.side_by_side(_measure, case, rows, timer, watchdog)
 
 
 @functools.cache
@@ -164,11 +160,7 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       row |= {'status': status, 'reason': _reason(error)}
   if not timer.repeats:
     return
-  begin = lambda index: watchdog.start(f'timing {timed[index]["program"]}')
-  times = timing.interleave(calls, timer.repeats, begin, timer.pace)
-  for row, each in zip(timed, times, strict=True):
-    row |= dataclasses.asdict(each)
-    row['us_per_step'] = 1e3 * each.ms / case.shape.time
+  measurement.take_turns(case, timed, calls, timer, watchdog)
   ours_ms = {r['direction']: r['ms'] for r in timed if r['program'] == OURS}
   for row in timed:
     if row['direction'] in ours_ms:
@@ -181,10 +173,7 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
   options: dict[str, Any] = {}
   if case.layer == 'MinGRU':  # As in the packages that have one.
     options = {'candidate': 'positive', 'use_bias': False}
-  elif shape.num_heads > 1:
-    options = {'num_heads': shape.num_heads}
-  make = problems.layer_class(case.layer)
-  layer = make(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  layer = problems.new_layer(case, **options)
   # Programs start from numbers that the dtype has.
   fits = lambda a: np.asarray(jnp.asarray(a, case.dtype), np.float32)
   draw = lambda *size: rng.standard_normal(size)
@@ -193,8 +182,7 @@ def _problem(case) -> tuple[rnnzoo.RecurrentLayer, tuple[Any, ...]]:
     if level.bias is not None:
       level.bias[...] += 0.1 * draw(*level.bias.shape)
   nnx.update(layer, jax.tree.map(fits, nnx.state(layer)))
-  lead = shape.batch, shape.time
-  arrays = draw(*lead, shape.in_features), draw(*lead, layer.out_features)
+  arrays = draw(*shape.x), draw(*shape.x[:2], layer.out_features)
   return layer, tuple(map(fits, arrays))
 
 
@@ -233,22 +221,3 @@ def _reason(error: Exception) -> str:
   if isinstance(error, NotImplementedError):
     return text
   return f'{type(error).__name__}: {text}'[:300]
-
-
-_INSTALLED = [name for name, peer in PEERS.items() if peer.installed]
-
-SUITE = suites.Suite(
-    {
-        'small': cases.Shape(batch=4, time=12, in_features=8, features=8),
-        'row_mnist': cases.Shape(128, 28, in_features=28, features=128),
-        'pixel_mnist': cases.Shape(16, 784, in_features=1, features=128),
-        '1x256': cases.heads(1, 256, time=256),
-        'heads_of_one': cases.heads(256, 1, time=256),
-    },
-    [suites.Entry(None, LAYERS, 'with')],
-    default=('row_mnist', 'pixel_mnist', '1x256'),
-    # cuDNN has a suite of its own.
-    implementations=[n for n in _INSTALLED if n not in ('cudnn', SCAN)],
-    measure=measure,
-    runs=lambda name, case: PEERS[name].takes(case.layer),
-)

@@ -1,7 +1,7 @@
 """Peers on torch, with the weights of a layer of ours.
 
-Each function returns a function of x, and the parameters that it uses. They run
-on torch's GPU where JAX runs on one.
+Each function of torch, a layer and options of tensors returns a function of x,
+and the parameters that it uses. They run on torch's GPU where JAX runs on one.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def copy_gb_per_s(repeats: int) -> float | None:
 
 
 def program(
-    make: Callable[[rnnzoo.RecurrentLayer, Any], Parts],
+    make: Callable[[Any, rnnzoo.RecurrentLayer, dict[str, Any]], Parts],
     ours: rnnzoo.RecurrentLayer,
     arrays: tuple[np.ndarray, np.ndarray],
     dtype: str,
@@ -85,14 +85,17 @@ def program(
   os.environ.setdefault('CUDA_HOME', '/usr/local/cuda')
   import torch
 
+  on_gpu = jax.default_backend() == 'gpu'
+  if on_gpu and not torch.cuda.is_available():
+    raise NotImplementedError('JAX has a GPU, and this torch is for CPUs.')
   if time_major and dtype == 'bfloat16':
     dtype = 'float16'
   options: dict[str, Any] = {
-      'device': _device(torch),
+      'device': 'cuda' if on_gpu else 'cpu',
       'dtype': getattr(torch, dtype),
   }
   torch.set_num_threads(len(os.sched_getaffinity(0)))
-  function, params = make(ours, options)
+  function, params = make(torch, ours, options)
   x, w = (torch.tensor(a, **options) for a in arrays)
   if time_major:
     x, w = (a.transpose(0, 1).contiguous().transpose(0, 1) for a in (x, w))
@@ -115,85 +118,79 @@ def program(
   return call, fields
 
 
-def eager(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+def eager(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """torch.nn.LSTM or GRU: cuDNN on a GPU."""
-  import torch
-
-  module = _module(torch, ours, batch_first=True)
-  module.to(**options)
+  module = _module(torch, ours, options, batch_first=True)
   return lambda x: module(x)[0], [*module.parameters()]
 
 
-def cudnn(ours: Any, options: dict[str, Any]) -> Parts:
+def cudnn(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """torch.nn's module with steps first in memory, as is best for cuDNN."""
-  import torch
-
   if options['device'] != 'cuda':
     raise NotImplementedError('cuDNN needs a GPU.')
-  module = _module(torch, ours)
-  module.to(**options)
+  module = _module(torch, ours, options)
   run = lambda x: module(x.transpose(0, 1))[0].transpose(0, 1)
   return run, [*module.parameters()]
 
 
-def _module(torch: Any, ours: Any, **options: Any) -> Any:
+def _module(torch: Any, ours: Any, options: Any, **more: Any) -> Any:
   """Returns torch's module of a layer or a stack, with its weights."""
   parts = list(weights.parts(ours))
   layer, _, _ = parts[0]
   _, level, backward = parts[-1]
   name = type(layer).__name__
   make = getattr(torch.nn, {'Elman': 'RNN'}.get(name, name))
-  options |= {'num_layers': level + 1, 'bidirectional': backward}
-  module = make(layer.in_features, layer.out_features, **options)
-  _load(module, ours)
-  return module
+  more |= {'num_layers': level + 1, 'bidirectional': backward}
+  module = make(layer.in_features, layer.out_features, **more)
+  state = convert.to_torch(ours)
+  module.load_state_dict(
+      {k: torch.tensor(np.array(a)) for k, a in state.items()}
+  )
+  return module.to(**options)
 
 
-def compiled(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+def compiled(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """torch.nn's module through torch.compile.
 
   By default torch.compile calls the library for these modules, as eager does;
   `torch._dynamo.config.allow_rnn` has it trace every step.
   """
-  import torch
-
-  function, params = eager(ours, options)
+  function, params = eager(torch, ours, options)
   return torch.compile(function), params
 
 
-def flashrnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+def _parameters(torch: Any, arrays: Any, options: dict[str, Any]) -> list[Any]:
+  arrays = map(np.ascontiguousarray, arrays)
+  return [torch.tensor(a, **options, requires_grad=True) for a in arrays]
+
+
+def flashrnn(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """FlashRNN after torch's product W x.
 
   On a GPU it is its fused kernel, which nvcc compiles; without nvcc its Triton
   kernel, which it has for the LSTM only.
   """
   import flashrnn as library
-  import torch
 
-  backend = 'vanilla'
+  name, backend = type(ours).__name__, 'vanilla'
   if options['device'] == 'cuda':
     backend = 'cuda_fused' if shutil.which('nvcc') else 'triton_fused'
-    if backend == 'triton_fused' and type(ours).__name__ != 'LSTM':
+    if backend == 'triton_fused' and name != 'LSTM':
       raise NotImplementedError(
-          f"FlashRNN's {type(ours).__name__} needs nvcc, which is not on the"
-          ' PATH: its Triton kernels are for LSTM and sLSTM.'
+          f"FlashRNN's {name} needs nvcc, which is not on the PATH: its Triton"
+          ' kernels are for LSTM and sLSTM.'
       )
-  R, b, kernel = convert.to_flashrnn(ours)
-  params = [
-      torch.tensor(np.ascontiguousarray(a), **options, requires_grad=True)
-      for a in (R, b, kernel)
-  ]
-  _, heads, size, _ = R.shape
-  gates = ours.cell.input_gates
+  params = _parameters(torch, convert.to_flashrnn(ours), options)
+  R, b, kernel = params
+  heads, size = R.shape[1:3]
 
   def run(x):
-    R, b, kernel = params
-    Wx = (x @ kernel.T).reshape(*x.shape[:2], gates, heads, size)
+    Wx = (x @ kernel.T).reshape(*x.shape[:2], -1, heads, size)
     states, _ = library.flashrnn(
         Wx,
         R,
         b,
-        function=type(ours).__name__.lower(),
+        function=name.lower(),
         backend=backend,
         dtype=str(options['dtype']).removeprefix('torch.'),
     )
@@ -202,10 +199,9 @@ def flashrnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
   return run, params
 
 
-def mingru(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+def mingru(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """minGRU_pytorch.minGRU: in log space."""
   import minGRU_pytorch
-  import torch
 
   if ours.in_features != ours.out_features:
     raise NotImplementedError(
@@ -221,20 +217,13 @@ def mingru(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
   return module, [*module.parameters()]
 
 
-def accelerated_scan(
-    ours: rnnzoo.RecurrentLayer, options: dict[str, Any]
-) -> Parts:
+def accelerated_scan(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """A minGRU around accelerated_scan's scan, a Triton kernel."""
-  import torch
-
   if options['device'] != 'cuda':
     raise NotImplementedError('accelerated-scan needs a GPU.')
   import accelerated_scan.scalar
 
-  kernels = [
-      torch.tensor(a, **options, requires_grad=True)
-      for a in np.asarray(ours.kernel[...])
-  ]
+  kernels = _parameters(torch, np.asarray(ours.kernel[...]), options)
 
   def run(x):
     z, h = (x @ kernel for kernel in kernels)
@@ -248,7 +237,7 @@ def accelerated_scan(
   return run, kernels
 
 
-def pararnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
+def pararnn(torch: Any, ours: Any, options: dict[str, Any]) -> Parts:
   """ParaGRU by Newton's method: a GRU whose heads have one feature.
 
   There the reset gate may as well come before the product, as it does in it.
@@ -261,7 +250,6 @@ def pararnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
         ' --shapes=heads_of_one.'
     )
   import pararnn as library
-  import torch
 
   cell = library.ParaGRU(ours.in_features, features, max_recurrent_norm=None)
   to_torch = lambda a: torch.tensor(np.asarray(a[...], np.float32))
@@ -278,20 +266,3 @@ def pararnn(ours: rnnzoo.RecurrentLayer, options: dict[str, Any]) -> Parts:
       own.copy_(value)
   module = library.ParaRNN(cell, solver='newton').to(**options)
   return module, [*module.parameters()]
-
-
-def _device(torch: Any) -> str:
-  if jax.default_backend() != 'gpu':
-    return 'cpu'
-  if not torch.cuda.is_available():
-    raise NotImplementedError('JAX has a GPU, and this torch is for CPUs.')
-  return 'cuda'
-
-
-def _load(module: Any, ours: Any) -> None:
-  import torch
-
-  weights = convert.to_torch(ours)
-  module.load_state_dict(
-      {name: torch.tensor(np.array(a)) for name, a in weights.items()}
-  )

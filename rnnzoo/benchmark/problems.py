@@ -105,6 +105,13 @@ def layer_class(name: str) -> Any:
   return rnnzoo.LAYERS[name.split('_')[0]]
 
 
+def new_layer(case: cases.Case, **options: Any) -> Any:
+  """Returns a case's layer, as initialised."""
+  shape = case.shape
+  options = {**shape.options, 'rngs': nnx.Rngs(0), **options}
+  return layer_class(case.layer)(shape.in_features, shape.features, **options)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
   """A case with its arrays on the device.
@@ -179,12 +186,11 @@ def _create(case: cases.Case, rng) -> Any:
 def _make_layer(case: cases.Case, **options) -> Any:
   """Returns the case's layer; in a check on x it learns its carry."""
   shape = case.shape
-  learns = case.checked and case.projection == 'with'
   layer = layer_class(case.layer)
-  if cases.BOTH in case.options:
+  if 'both' in case.options:
     layer = functools.partial(rnnzoo.Bidirectional, layer)
   options |= {**_OPTIONS.get(case.layer, {}), **shape.options}
-  if learns:
+  if case.checked and case.projection == 'with':
     options['learn_initial_carry'] = True
   return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
 
@@ -198,8 +204,8 @@ def _flags(case: cases.Case, rng) -> dict[str, Any]:
   rate = 0.1 if size[1] > 5 else 0.5  # Some, in few steps too.
   draw = lambda share: rng.random(size) < share
   return {
-      'reset': draw(rate) if cases.RESET in case.options else None,
-      'mask': draw(0.8) if cases.MASK in case.options else None,
+      'reset': draw(rate) if 'reset' in case.options else None,
+      'mask': draw(0.8) if 'mask' in case.options else None,
   }
 
 
@@ -212,7 +218,7 @@ def _rounded(arrays: Any, dtype: str) -> Any:
 def _on_input(case: cases.Case) -> Problem:
   """A layer on x; a check calls the layer with all arguments."""
   shape, rng = case.shape, np.random.default_rng(0)
-  flags, reverse = _flags(case, rng), cases.REVERSE in case.options
+  flags, reverse = _flags(case, rng), 'reverse' in case.options
   if case.checked:
     lengths = rng.integers(0, shape.time + 1, shape.batch)
     lengths[0] = shape.time  # Outputs of nothing but padding are all zero.
@@ -233,9 +239,8 @@ def _on_input(case: cases.Case) -> Problem:
   # Rounded, so that the reference sees equal numbers.
   state = _rounded(nnx.to_pure_dict(nnx.state(layer)), case.dtype)
   lead = shape.batch, shape.time
-  x = normal(0, (*lead, shape.in_features), case.dtype)
-  arrays = {'x': x, 'state': state}
-  features = shape.features * (2 if cases.BOTH in case.options else 1)
+  arrays = {'x': normal(0, shape.x, case.dtype), 'state': state}
+  features = shape.features * (2 if 'both' in case.options else 1)
   weights = normal(1, (*lead, features), case.dtype)
   return Problem(case, (arrays, weights), make)
 
@@ -293,7 +298,7 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
     unroll = baselines.LAX_SCANS[implementation]
     return functools.partial(baselines.lax_scan, unroll)
 
-  call = call_lib.Call(reverse=cases.REVERSE in case.options, out_dtype=dtype)
+  call = call_lib.Call(reverse='reverse' in case.options, out_dtype=dtype)
 
   def run(arrays):
     operands = call_lib.Operands(

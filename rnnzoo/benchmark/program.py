@@ -16,7 +16,6 @@ gates. Backward is the gradient by everything that is given: parameters,
 recurrent kernel, and x or the input gates.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import itertools
 import json
@@ -37,15 +36,14 @@ import jax
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import command_line
+from rnnzoo.benchmark import facts
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
-from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
 
-SUITES = {**suites.SUITES, **sweeps.SUITES, 'peers': peers.SUITE}
+SUITES = dict(suites.SUITES)
 
 _SUITE = flags.DEFINE_enum('suite', 'cells', list(SUITES), 'The suite to run.')
 _LAYERS = flags.DEFINE_list('layers', None, 'Layers; all by default.')
@@ -165,7 +163,7 @@ def main(unused_argv: list[str]) -> int:
   _measure(selected, result, repeats, until)
   if not result['rows']:
     return 0
-  print(sweeps.summary(result['rows']) + _OUTPUT.value)
+  print(facts.summary(result['rows']) + _OUTPUT.value)
   bad = [row for row in result['rows'] if row['status'] == 'failed']
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
@@ -175,11 +173,7 @@ def main(unused_argv: list[str]) -> int:
 def _measure(selected, result, repeats: int, until: float) -> None:
   """Measures cases while there is time; adds their rows, and writes them.
 
-  Args:
-    selected: the cases.
-    result: has the rows of an earlier run, which stay until there is a new one.
-    repeats: samples of each time.
-    until: `time.monotonic()` at which no case is begun.
+  Rows of an earlier run in `result` stay until there is a new one.
   """
   suite, output = SUITES[_SUITE.value], _OUTPUT.value
   threads = _COMPILE_THREADS.value
@@ -188,10 +182,7 @@ def _measure(selected, result, repeats: int, until: float) -> None:
   timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   watchdog = timing.Watchdog(_TIMEOUT.value)
   table = report.Table(case.label for case in selected)
-  titles = {
-      (case.shape_name, case.dtype, case.param_dtype): case.title
-      for case in selected
-  }
+  titles = {_part(case.row('', '')): case.title for case in selected}
   earlier = {_key(row): row for row in result['rows']}
   new: dict[tuple[Any, ...], Any] = {}
   cases = itertools.takewhile(lambda _: time.monotonic() < until, selected)
@@ -200,8 +191,7 @@ def _measure(selected, result, repeats: int, until: float) -> None:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
     new[_key(row)] = row
     result['rows'] = list({**earlier, **new}.values())
-    title = titles[row['shape'], row['dtype'], row['param_dtype']]
-    table.row(title, row)
+    table.row(titles[_part(row)], row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
   if not pathlib.Path(output).exists():
@@ -214,9 +204,10 @@ def _measure(selected, result, repeats: int, until: float) -> None:
     )
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-  """Returns the fields that tell a row from all others of its suite."""
-  return operator.itemgetter(*measurement.KEY)(row)
+# The fields that tell a row from all others of its suite, and a part of a table
+# from others.
+_key = operator.itemgetter(*measurement.KEY)
+_part = operator.itemgetter('shape', 'dtype', 'param_dtype')
 
 
 def _keys(case: cases_lib.Case) -> set[tuple[Any, ...]]:

@@ -10,27 +10,38 @@ resets. 'newton' has cells that are not linear, by an iteration that is parallel
 in time and step by step; 'newton_long' long sequences of such cells. 'memory'
 has the arrays that paths keep for a gradient, 'rollouts' `ScannedRNN`, and
 'steps' single steps in a loop, both beside flax.
+
+'batches' has LSTM and GRU from few rows to thousands, and FlashRNN's own
+sweeps; 'lengths' has linear recurrences from one step to 65,536, with and
+without copying their inputs from the host. `batches.txt` has the shapes of
+'batches': first a middle, a large and a small batch of every number of
+features, so that a part of a run covers the range. 'peers' has layers of other
+libraries. 'cudnn' has cuDNN's line, by torch, with the shapes of one head of
+`batches.txt` in float16. 'workloads' has published programs, beside flax and
+cuDNN: `workloads.txt` has their names, layers, shapes and sources.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
+import os
 from typing import Any, TypeAlias
 
 import rnnzoo
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import devices
+from rnnzoo.benchmark import facts
 from rnnzoo.benchmark import measurement
-from rnnzoo.benchmark import memory
-from rnnzoo.benchmark import newton
+from rnnzoo.benchmark import peers
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
 from rnnzoo.engines import selection
 
 Shape: TypeAlias = cases.Shape
 Names: TypeAlias = Sequence[str] | None
-heads = cases.heads
+
 BF16, F16, F32 = cases.BF16, cases.F16, cases.F32
 
 _GATES, _LAYER = 'without', 'with'
@@ -38,7 +49,6 @@ _GATES, _LAYER = 'without', 'with'
 DTYPES = (F32, BF16, F16)
 _BOTH = DTYPES[:2]
 
-_ALL = tuple(rnnzoo.LAYERS)
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
 _STREAMED = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 _LINEAR = (*_STREAMED, 'IRevRNN_8_inner_steps')
@@ -55,8 +65,6 @@ class Entry:
     projection: 'with' or 'without'.
     dtypes: the choice unless a user gives others.
     implementations: the choice unless a user gives others; None for all.
-    param_dtypes: dtypes of the parameters, each in cases of its own.
-    directions: the passes of a case.
   """
 
   shapes: Names
@@ -64,8 +72,6 @@ class Entry:
   projection: str
   dtypes: Sequence[str] = (F32,)
   implementations: Names = None
-  param_dtypes: Sequence[str] = (F32,)
-  directions: Sequence[str] = cases.DIRECTIONS
 
 
 def _runs(implementation: str, case: cases.Case) -> bool:
@@ -91,6 +97,8 @@ class Suite:
     default: names of the shapes that are measured if none are named; None for
       all but the first.
     implementations: names of all that can run in it.
+    directions: the passes of a case.
+    param_dtypes: dtypes of the parameters, each in cases of its own.
     measure: (cases, timer, watchdog) -> rows.
     runs: (implementation, case) -> whether the implementation can be tried.
   """
@@ -100,6 +108,8 @@ class Suite:
   timer: timing.Timer = timing.Timer()
   default: Names = None
   implementations: Sequence[str] = selection.IMPLEMENTATIONS
+  directions: Sequence[str] = cases.DIRECTIONS
+  param_dtypes: Sequence[str] = (F32,)
   drawn: bool = False
   checks: Sequence[cases.Case] = ()
   measure: Callable[..., Iterator[dict[str, Any]]] = measurement.measure
@@ -125,37 +135,30 @@ class Suite:
   ) -> Iterator[cases.Case]:
     """Yields cases by shape and dtype; None leaves the choice to entries."""
     named = {name for entry in self.entries for name in entry.shapes or ()}
-    keys = itertools.product(shapes, dtypes or DTYPES, self.entries)
-    for name, dtype, entry in keys:
+    for name, dtype, entry in itertools.product(
+        shapes, dtypes or DTYPES, self.entries
+    ):
       measured = name in entry.shapes if entry.shapes else name not in named
       if not measured or not (dtypes or dtype in entry.dtypes):
         continue
-      for param_dtype, layer in itertools.product(
-          entry.param_dtypes, entry.layers
-      ):
+      wanted = implementations or entry.implementations or self.implementations
+      shape = shapes[name]
+      for kind, layer in itertools.product(self.param_dtypes, entry.layers):
         dense = layer.split(' x ')[-1] in _DENSE
-        if layer not in layers or (shapes[name].num_heads > 1 and not dense):
+        if layer not in layers or (shape.num_heads > 1 and not dense):
           continue
         case = cases.Case(
-            layer,
-            name,
-            shapes[name],
-            dtype,
-            entry.projection,
-            (),
-            self.drawn,
-            param_dtype=param_dtype,
-            directions=entry.directions,
+            *(layer, name, shape, dtype, entry.projection, ('dot',)),
+            drawn=self.drawn,
+            param_dtype=kind,
+            directions=self.directions,
         )
-        wanted = (
-            implementations or entry.implementations or self.implementations
-        )
-        ways = [way for way in self.implementations if way in wanted]
-        ways = [way for way in ways if self.runs(way, case)]
-        if layer == 'projection':
-          ways = ['dot']
-        if ways:
-          yield dataclasses.replace(case, implementations=ways)
+        if layer != 'projection':
+          ways = [way for way in self.implementations if way in wanted]
+          ways = [way for way in ways if self.runs(way, case)]
+          case = dataclasses.replace(case, implementations=ways)
+        if case.implementations:
+          yield case
 
   def checked(
       self, layers: Sequence[str], implementations: Names, dtypes: Names
@@ -168,263 +171,325 @@ class Suite:
         yield dataclasses.replace(case, implementations=ways)
 
 
-def _square(batch: int, time: int, units: int) -> Shape:
-  return Shape(batch, time, units, units)
-
-
-_SMALL = Shape(batch=4, time=12, in_features=3, features=8)
-_MNIST = {
-    'row_mnist': Shape(batch=128, time=28, in_features=28, features=128),
-    'pixel_mnist': Shape(batch=16, time=784, in_features=1, features=128),
-}
-_LONGEST = {'longest': _square(1, 2**20, 1024)}
-_ONE_SET = timing.Timer(max_sets=1)
-
-
-def _dense() -> Suite:
-  sizes = [(48, 16), (32, 24), (12, 64), (6, 128), (3, 256)]
-  sizes += [(1, 512), (1, 768), (1, 1024)]
-  whole = {f'{n}x{size}': heads(n, size) for n, size in sizes}
-  batches = {
-      f'{name}_batch{batch}': dataclasses.replace(whole[name], batch=batch)
-      for name in ('12x64', '1x768')
-      for batch in (1, 8, 64, 256)
-  }
-  mnist = {k: dataclasses.replace(v, batch=128) for k, v in _MNIST.items()}
-  small = {'small': heads(2, 8, batch=4, time=12)}
-  # At these there is everything to compare with.
-  reference = ('12x64', '1x768')
-  others = [name for name in whole if name not in reference]
-  kernels, beside = ('pallas',), ('pallas', 'lax_scan_8')
-  return Suite(
-      small | whole | batches | mnist,
-      [
-          Entry(['small'], _DENSE[:2], _GATES, _BOTH),
-          Entry(['small'], _DENSE[2:], _GATES, _BOTH, kernels),
-          Entry(reference, _DENSE[:2], _GATES, (BF16,)),
-          Entry(reference, _DENSE[2:], _GATES, (BF16,), kernels),
-          Entry(others, _DENSE, _GATES, (BF16,), kernels),
-          Entry(tuple(batches), ['LSTM'], _GATES, (BF16,), beside),
-          # cuDNN's LSTM has one head and float32 only.
-          Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),
-          Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
-          Entry(['small', *reference], ['GRU'], _LAYER, (BF16,)),
-          Entry(tuple(mnist), ['GRU', 'AGRU', 'LSTM'], _LAYER),
-          Entry(None, _DENSE, _GATES, (BF16,)),
-          Entry(None, _DENSE, _LAYER, (BF16,)),
-      ],
-      implementations=('pallas', 'scan', *baselines.NAMES),
-      drawn=True,
-      checks=cases.checks('dense'),
-  )
-
-
-def _linear() -> Suite:
-  return Suite(
-      {
-          'small': _SMALL,
-          'wide': _square(8, 4096, 2048),
-          'thin': _square(16, 1024, 768),
-          'one_long': _square(1, 65536, 1024),
-          'diagonal': _square(32, 2048, 1024),
-      },
-      [
-          Entry(['small'], _STREAMED, _GATES, _BOTH),
-          Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
-          Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
-          Entry(['diagonal'], _LINEAR[3:5], _GATES, _BOTH),
-          # Nothing of the inner steps is kept between the passes, so memory
-          # should not grow with their number.
-          Entry(['diagonal'], _LINEAR[5:], _GATES),
-          Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
-          Entry(None, _LINEAR, _GATES, _BOTH),
-          Entry(None, _MINGRU, _LAYER, _BOTH),
-      ],
-      timing.Timer(one_program=True),
-      checks=cases.checks('linear'),
-  )
-
-
-def _stacks() -> Suite:
-  layers = ('2 x LSTM', '4 x LSTM', '4 x GRU')
-  two = ('64x784x28x128', '16x2048x256', '16x1024x512')
-  return Suite(
-      {
-          'small': heads(1, 8, batch=2, time=12),
-          '12x64': heads(12, 64),
-          '32x512x128': _square(32, 512, 128),
-          '64x784x28x128': Shape(64, 784, 28, 128),
-          '16x2048x256': _square(16, 2048, 256),
-          '16x1024x512': _square(16, 1024, 512),
-      },
-      [
-          Entry(['12x64'], layers[1:], _LAYER, (BF16,)),
-          Entry(['32x512x128'], layers[:2], _LAYER, (BF16,)),
-          Entry(two, layers[:1], _LAYER, (BF16,)),
-          Entry(None, layers, _LAYER, (BF16,)),
-      ],
-      implementations=('in turn', 'at once', 'scan'),
-  )
-
-
-def _devices() -> Suite:
-  # Gradients are summed in the parameters' dtype.
-  steps = lambda shapes, stacks: Entry(
-      shapes, stacks, _LAYER, (BF16,), None, _BOTH, (devices.STEP,)
-  )
-  return Suite(
-      {
-          'small_step': heads(1, 8, batch=2, time=12),
-          '768': heads(1, 768),
-          '12x64': heads(12, 64),
-      },
-      [
-          steps(['small_step', '768'], ['2 x LSTM']),
-          steps(['small_step', '768'], ['4 x MinGRU']),
-          steps(['small_step', '12x64'], ['4 x GRU']),
-          steps(None, devices.STACKS),
-      ],
-      # In so many calls the launch of the first one counts little.
-      timing.Timer(pace=timing.Pace(sample=0.2)),
-      implementations=(devices.ONE, *devices.KINDS),
-      measure=devices.measure,
-  )
-
-
-def _memory() -> Suite:
-  inner = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
-  # The cases of irevrnn's public code, where each sample has 10 features.
-  published = {
-      '2 x IRevRNN': Shape(32, 100, 10, 64),
-      '3 x IRevRNN': Shape(64, 200, 10, 128),
-      '4 x IRevRNN': Shape(128, 500, 10, 256),
-  }
-  kernels = {'LSTM': '1x768', 'GRU': '12x64', 'IndRNN': '512'}
-  scans = ['scan', *(name for name in problems.PATHS if name[:4] == 'Scan')]
-  keep = [name for name in problems.PATHS if name[:6] == 'Pallas']
-  entry = lambda shape, layers, ways, dtypes=(F32,): Entry(
-      [shape], layers, _LAYER, dtypes, ways, directions=cases.DIRECTIONS[1:]
-  )
-  return Suite(
-      {
-          'small': _SMALL,
-          '4000_steps': Shape(16, 4000, in_features=64, features=128),
-          'inner_steps': _square(32, 200, 128),
-          **published,
-          '1x768': heads(1, 768),
-          '12x64': heads(12, 64),
-          '512': _square(16, 4096, 512),
-          # 256 rows of 768 units run in tiles.
-          '256x256x768': _square(256, 256, 768),
-      },
-      [
-          entry('small', ('LSTM', *inner, '2 x IRevRNN'), scans),
-          entry('4000_steps', ('LSTM', 'GRU'), scans),
-          entry('inner_steps', inner, ['scan', 'associative_scan']),
-          *(entry(name, [name], ['scan']) for name in published),
-          *(entry(at, [name], keep, _BOTH) for name, at in kernels.items()),
-          *(
-              entry(at, [f'4 x {name}'], keep, (BF16,))
-              for name, at in kernels.items()
-          ),
-          entry('256x256x768', ['4 x LSTM'], keep, (BF16,)),
-          Entry(None, ('LSTM', 'GRU'), _LAYER, directions=cases.DIRECTIONS[1:]),
-      ],
-      _ONE_SET,
-      implementations=('scan', 'associative_scan', *scans[1:], *keep),
-      measure=memory.measure,
-  )
-
-
-def _newton_long() -> Suite:
-  inputs = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
-  shapes = {
-      'small': _SMALL,
-      '16x100000x1': _square(16, 100_000, 1),
-      '16x100000x8': _square(16, 100_000, 8),
-      'heads_of_one': heads(256, 1, batch=8, time=4096),
-      'wide': _square(1, 65536, 768),
-      'one_row': heads(256, 1, batch=1, time=2048),
-      'eight_rows': heads(256, 1, batch=8, time=2048),
-  }
-  return Suite(
-      shapes | _grid((8, 64)),
-      [
-          Entry(['small'], ('GRU', *inputs, 'linear_scan'), _GATES),
-          Entry(['wide'], (*inputs, 'linear_scan'), _GATES),
-          Entry(['one_row', 'eight_rows'], ['SLSTM'], _GATES),
-          Entry(None, ['GRU'], _GATES),
-      ],
-      _ONE_SET,
-      default=[*shapes][1:],
-  )
-
-
-def _newton() -> Suite:
-  more = {'heads_of_one': heads(256, 1, batch=8, time=4096)}
-  thousand = {'thousand': Shape(2, 1000, in_features=16, features=32)}
-  return Suite(
-      {'small': _SMALL} | thousand | _grid((1, 8, 64)) | more,
-      [Entry(None, newton.LAYERS, _LAYER)],
-      _ONE_SET,
-      default=[*thousand],
-      measure=newton.measure,
-  )
+def _shapes(text: str) -> dict[str, Shape]:
+  """Returns shapes of words name=batch,time,in_features,features[,heads]."""
+  pairs = (word.split('=') for word in text.split())
+  return {name: cases.parse_shape(sizes)[1] for name, sizes in pairs}
 
 
 def _grid(sizes: Sequence[int]) -> dict[str, Shape]:
   """Returns shapes by time x batch x units."""
   return {
-      f'{time}x{batch}x{size}': _square(batch, time, size)
+      f'{time}x{batch}x{size}': Shape(batch, time, size, size)
       for time in (1000, 10_000, 100_000)
       for batch in (1, 16)
       for size in sizes
   }
 
 
+_SMALL = _shapes('small=4,12,3,8')
+_MNIST = _shapes('row_mnist=128,28,28,128 pixel_mnist=16,784,1,128')
+_MNIST_128 = _shapes('row_mnist=128,28,28,128 pixel_mnist=128,784,1,128')
+_LONGEST = _shapes('longest=1,1048576,1024,1024')
+_THIN = _shapes('thin=16,1024,768,768')
+_OF_ONE = _shapes('heads_of_one=8,4096,256,256,256')
+_WHOLE = _shapes(
+    '48x16=16,1024,768,768,48 32x24=16,1024,768,768,32'
+    ' 12x64=16,1024,768,768,12 6x128=16,1024,768,768,6 3x256=16,1024,768,768,3'
+    ' 1x512=16,1024,512,512 1x768=16,1024,768,768 1x1024=16,1024,1024,1024'
+)
+_BY_BATCH = {
+    f'{name}_batch{batch}': dataclasses.replace(_WHOLE[name], batch=batch)
+    for name in ('12x64', '1x768')
+    for batch in (1, 8, 64, 256)
+}
+_STACKS = _shapes(
+    'small=2,12,8,8 12x64=16,1024,768,768,12 32x512x128=32,512,128,128'
+    ' 64x784x28x128=64,784,28,128 16x2048x256=16,2048,256,256'
+    ' 16x1024x512=16,1024,512,512'
+)
+_LONG = _SMALL | _shapes(
+    '16x100000x1=16,100000,1,1 16x100000x8=16,100000,8,8'
+    ' heads_of_one=8,4096,256,256,256 wide=1,65536,768,768'
+    ' one_row=1,2048,256,256,256 eight_rows=8,2048,256,256,256'
+)
+_BATCHES = dict(map(cases.parse_shape, cases.lines('batches')))
+_ONE_HEAD = {k: v for k, v in _BATCHES.items() if v.num_heads == 1}
+_LENGTHS = {
+    f'{batch}x{steps}': Shape(batch, steps, 64, 64)
+    for steps in (1024, 1, 16384, 16, 4096, 65536, 64, 256, 4)
+    for batch in (1, 16)
+}
+
+_STACKED = ('2 x LSTM', '4 x LSTM', '4 x GRU')
 _STEPS = ('LSTM step', 'GRU step', 'MinGRU step', '2 x LSTM step')
-_RESETS = ('linear_scan', *problems.RESETS)
+_INNER = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
+_INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
+# MinGRU and MinLSTM take one pass.
+_ITERATED = [x for x in rnnzoo.LAYERS if x not in ('MinGRU', 'MinLSTM')]
+
+# At these there is everything to compare with.
+_REFERENCE = ('12x64', '1x768')
+_OTHERS = [name for name in _WHOLE if name not in _REFERENCE]
+
+_KERNELS = ('pallas',)
+_SCANS = ['scan', *(name for name in problems.PATHS if name[:4] == 'Scan')]
+_KEEP = [name for name in problems.PATHS if name[:6] == 'Pallas']
+
+_ONE_SET = timing.Timer(max_sets=1)
+# 5 samples of short calls, 3 of long ones: two thousand programs are many.
+_PACED = timing.Timer(pace=timing.Pace(sample=0.01, program=0.05, enough=0.3))
+_MANY = dataclasses.replace(_PACED, max_sets=2, threads=os.cpu_count() or 1)
+
+_OF_NONE = functools.partial(measurement.measure, add=facts.path_of_none)
+_of_peers = functools.partial(Suite, measure=peers.measure, runs=peers.takes)
+
+
+def _memory() -> Suite:
+  # The cases of irevrnn's public code, where each sample has 10 features.
+  published = {
+      '2 x IRevRNN': Shape(32, 100, 10, 64),
+      '3 x IRevRNN': Shape(64, 200, 10, 128),
+      '4 x IRevRNN': Shape(128, 500, 10, 256),
+  }
+  kernels = {'LSTM': '1x768', 'GRU': '12x64', 'IndRNN': '512'}.items()
+  # 256 rows of 768 units run in tiles.
+  more = '512=16,4096,512,512 256x256x768=256,256,768,768'
+  return Suite(
+      {
+          **_SMALL,
+          **_shapes('4000_steps=16,4000,64,128 inner_steps=32,200,128,128'),
+          **published,
+          **{name: _WHOLE[name] for name in ('1x768', '12x64')},
+          **_shapes(more),
+      },
+      [
+          Entry(
+              ['small'],
+              ('LSTM', *_INNER, '2 x IRevRNN'),
+              _LAYER,
+              (F32,),
+              _SCANS,
+          ),
+          Entry(['4000_steps'], ('LSTM', 'GRU'), _LAYER, (F32,), _SCANS),
+          Entry(
+              ['inner_steps'],
+              _INNER,
+              _LAYER,
+              (F32,),
+              ['scan', 'associative_scan'],
+          ),
+          *(
+              Entry([name], [name], _LAYER, (F32,), ['scan'])
+              for name in published
+          ),
+          *(Entry([at], [name], _LAYER, _BOTH, _KEEP) for name, at in kernels),
+          *(
+              Entry([at], [f'4 x {name}'], _LAYER, (BF16,), _KEEP)
+              for name, at in kernels
+          ),
+          Entry(['256x256x768'], ['4 x LSTM'], _LAYER, (BF16,), _KEEP),
+          Entry(None, ('LSTM', 'GRU'), _LAYER),
+      ],
+      _ONE_SET,
+      implementations=('scan', 'associative_scan', *_SCANS[1:], *_KEEP),
+      directions=cases.DIRECTIONS[1:],
+      measure=functools.partial(measurement.measure, add=facts.memory),
+  )
+
+
+def _workloads() -> Suite:
+  """Returns the suite of published programs, which `workloads.txt` lists."""
+  shapes = _shapes('small=4,6,5,8')
+  layers: dict[str, list[str]] = {'GRU': ['small'], '2 x bi LSTM': ['small']}
+  for line in cases.lines('workloads'):
+    name, layer, sizes, _ = (part.strip() for part in line.split('|'))
+    _, shapes[name] = cases.parse_shape(sizes)
+    layers.setdefault(layer, []).append(name)
+  return _of_peers(
+      shapes,
+      [
+          Entry(names, [layer], _LAYER, (BF16,))
+          for layer, names in layers.items()
+      ],
+      _PACED,
+      [*shapes][1:],
+      (peers.OURS, peers.SCAN, 'flax.nnx', 'cudnn'),
+  )
+
 
 SUITES: Mapping[str, Suite] = {
     'cells': Suite(
-        {'small': _SMALL, **_MNIST, 'long': Shape(16, 4096, 64, 256)},
-        [Entry(None, _ALL, each) for each in (_LAYER, _GATES)],
+        _SMALL | _MNIST | _shapes('long=16,4096,64,256'),
+        [Entry(None, tuple(rnnzoo.LAYERS), each) for each in (_LAYER, _GATES)],
         _ONE_SET,
         default=[*_MNIST],
     ),
-    'linear': _linear(),
-    'dense': _dense(),
-    'stacks': _stacks(),
-    'devices': _devices(),
+    'linear': Suite(
+        _SMALL
+        | _shapes('wide=8,4096,2048,2048 thin=16,1024,768,768')
+        | _shapes('one_long=1,65536,1024,1024 diagonal=32,2048,1024,1024'),
+        [
+            Entry(['small'], _STREAMED, _GATES, _BOTH),
+            Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
+            Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
+            Entry(['diagonal'], _LINEAR[3:5], _GATES, _BOTH),
+            # Nothing of the inner steps is kept between the passes, so memory
+            # should not grow with their number.
+            Entry(['diagonal'], _LINEAR[5:], _GATES),
+            Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
+            Entry(None, _LINEAR, _GATES, _BOTH),
+            Entry(None, _MINGRU, _LAYER, _BOTH),
+        ],
+        timing.Timer(one_program=True),
+        checks=cases.checks('linear'),
+    ),
+    'dense': Suite(
+        _shapes('small=4,12,16,16,2') | _WHOLE | _BY_BATCH | _MNIST_128,
+        [
+            Entry(['small'], _DENSE[:2], _GATES, _BOTH),
+            Entry(['small'], _DENSE[2:], _GATES, _BOTH, _KERNELS),
+            Entry(_REFERENCE, _DENSE[:2], _GATES, (BF16,)),
+            Entry(_REFERENCE, _DENSE[2:], _GATES, (BF16,), _KERNELS),
+            Entry(_OTHERS, _DENSE, _GATES, (BF16,), _KERNELS),
+            Entry(
+                [*_BY_BATCH],
+                ['LSTM'],
+                _GATES,
+                (BF16,),
+                ('pallas', 'lax_scan_8'),
+            ),
+            # cuDNN's LSTM has one head and float32 only.
+            Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),
+            Entry(['12x64'], ['LSTM'], _LAYER, (BF16,)),
+            Entry(['small', *_REFERENCE], ['GRU'], _LAYER, (BF16,)),
+            Entry([*_MNIST], ['GRU', 'AGRU', 'LSTM'], _LAYER),
+            Entry(None, _DENSE, _GATES, (BF16,)),
+            Entry(None, _DENSE, _LAYER, (BF16,)),
+        ],
+        implementations=('pallas', 'scan', *baselines.NAMES),
+        drawn=True,
+        checks=cases.checks('dense'),
+    ),
+    'stacks': Suite(
+        _STACKS,
+        [
+            Entry(['12x64'], _STACKED[1:], _LAYER, (BF16,)),
+            Entry(['32x512x128'], _STACKED[:2], _LAYER, (BF16,)),
+            Entry([*_STACKS][3:], _STACKED[:1], _LAYER, (BF16,)),
+            Entry(None, _STACKED, _LAYER, (BF16,)),
+        ],
+        implementations=('in turn', 'at once', 'scan'),
+    ),
+    'devices': Suite(
+        _shapes('small_step=2,12,8,8 768=16,1024,768,768')
+        | _shapes('12x64=16,1024,768,768,12'),
+        [
+            Entry(['small_step', '768'], ['2 x LSTM'], _LAYER, (BF16,)),
+            Entry(['small_step', '768'], ['4 x MinGRU'], _LAYER, (BF16,)),
+            Entry(['small_step', '12x64'], ['4 x GRU'], _LAYER, (BF16,)),
+            Entry(None, devices.STACKS, _LAYER, (BF16,)),
+        ],
+        # In so many calls the launch of the first one counts little.
+        timing.Timer(pace=timing.Pace(sample=0.2)),
+        implementations=(devices.ONE, *devices.KINDS),
+        directions=(devices.STEP,),
+        param_dtypes=_BOTH,  # Gradients are summed in it.
+        measure=devices.measure,
+    ),
     'time_devices': Suite(
-        {'small': _square(1, 64, 8), **_LONGEST},
+        _shapes('small=1,64,8,8') | _LONGEST,
         [Entry(None, tuple(devices.RECURRENCES), _GATES, (BF16,))],
         implementations=(devices.ONE, devices.OVER_TIME),
         measure=devices.measure,
     ),
     'resets': Suite(
-        {'small': _SMALL, **_LONGEST, 'thin': _square(16, 1024, 768)},
-        [Entry(None, _RESETS, _GATES, (BF16,), ('pallas',))],
+        _SMALL | _LONGEST | _THIN,
+        [
+            Entry(
+                None,
+                ('linear_scan', *problems.RESETS),
+                _GATES,
+                (BF16,),
+                _KERNELS,
+            )
+        ],
         _ONE_SET,
     ),
     'memory': _memory(),
-    'newton': _newton(),
-    'newton_long': _newton_long(),
+    'newton': Suite(
+        _SMALL | _shapes('thousand=2,1000,16,32') | _grid((1, 8, 64)) | _OF_ONE,
+        [Entry(None, _ITERATED, _LAYER)],
+        _ONE_SET,
+        default=['thousand'],
+        measure=functools.partial(measurement.measure, add=facts.newton),
+    ),
+    'newton_long': Suite(
+        _LONG | _grid((8, 64)),
+        [
+            Entry(['small'], ('GRU', *_INPUTS, 'linear_scan'), _GATES),
+            Entry(['wide'], (*_INPUTS, 'linear_scan'), _GATES),
+            Entry(['one_row', 'eight_rows'], ['SLSTM'], _GATES),
+            Entry(None, ['GRU'], _GATES),
+        ],
+        _ONE_SET,
+        default=[*_LONG][1:],
+    ),
     'rollouts': Suite(
-        {'small': _SMALL, '128x128x256': _square(128, 128, 256)},
+        _SMALL | _shapes('128x128x256=128,128,256,256'),
         [Entry(None, ('ScannedRNN', 'GRU'), _LAYER, _BOTH)],
         implementations=('pallas', 'scan', baselines.FLAX),
     ),
     'steps': Suite(
-        {
-            'small': heads(1, 16, batch=3, time=4),
-            # The y of more steps depends on rounding alone.
-            '1x512': _square(1, 256, 512),
-            '64x256': _square(64, 256, 256),
-            '1024x512': _square(1024, 256, 512),
-        },
-        [Entry(None, _STEPS, _LAYER, _BOTH, directions=cases.DIRECTIONS[:1])],
+        # The y of more steps depends on rounding alone.
+        _shapes('small=3,4,16,16 1x512=1,256,512,512')
+        | _shapes('64x256=64,256,256,256 1024x512=1024,256,512,512'),
+        [Entry(None, _STEPS, _LAYER, _BOTH)],
         _ONE_SET,
         implementations=('rnnzoo', baselines.FLAX),
+        directions=cases.DIRECTIONS[:1],
+    ),
+    'cudnn': _of_peers(
+        _ONE_HEAD | _STACKS,
+        [
+            Entry([*_STACKS], _STACKED, _LAYER, (F16,)),
+            Entry(None, _DENSE[:2], _LAYER, (F16,)),
+        ],
+        _PACED,
+        [*_ONE_HEAD],
+        ('cudnn',),
+    ),
+    'batches': Suite(
+        _BATCHES,
+        [Entry(None, _DENSE[:2], _LAYER, (BF16,))],
+        _MANY,
+        [*_BATCHES],
+        implementations=('pallas', 'scan'),
+        drawn=True,
+        measure=_OF_NONE,
+    ),
+    'workloads': _workloads(),
+    'lengths': Suite(
+        _LENGTHS,
+        [
+            Entry(None, ['linear_scan'], _GATES),
+            Entry(None, ['MinGRU', 'MinLSTM'], _LAYER),
+        ],
+        dataclasses.replace(_MANY, max_sets=8, from_host=True),
+        [*_LENGTHS],
+        measure=_OF_NONE,
+    ),
+    'peers': _of_peers(
+        _shapes('small=4,12,8,8')
+        | _MNIST
+        | _shapes('1x256=16,256,256,256 heads_of_one=16,256,256,256,256'),
+        [Entry(None, peers.LAYERS, _LAYER)],
+        default=('row_mnist', 'pixel_mnist', '1x256'),
+        # cuDNN has a suite of its own.
+        implementations=[
+            name
+            for name, peer in peers.PEERS.items()
+            if peer.installed and name not in ('cudnn', peers.SCAN)
+        ],
     ),
 }

@@ -133,23 +133,20 @@ def lower(
     call = lowered.compile(compiler_options=options)
     seconds = traced + time.perf_counter() - start
     found = call.memory_analysis()
-    memory = {
-        key: _mib(found, f'{name}_size_in_bytes')
-        for key, name in _MEMORY.items()
-    }
-    memory['peak_mib'] = _mib(found, 'peak_memory_in_bytes')
+    # Not every backend analyses memory, nor every jax the peak.
+    sizes = {key: getattr(found, name, None) for key, name in _MEMORY.items()}
+    memory = {k: None if n is None else n / 2**20 for k, n in sizes.items()}
     return Program(call, seconds, memory)
 
   return finish
 
 
-_MEMORY = {'mib': 'temp', 'argument_mib': 'argument', 'output_mib': 'output'}
-
-
-def _mib(analysis: Any, name: str) -> float | None:
-  # Not every backend analyses memory, nor every jax the peak.
-  found = getattr(analysis, name, None)
-  return None if found is None else found / 2**20
+_MEMORY = {
+    'mib': 'temp_size_in_bytes',
+    'argument_mib': 'argument_size_in_bytes',
+    'output_mib': 'output_size_in_bytes',
+    'peak_mib': 'peak_memory_in_bytes',
+}
 
 
 def interleave(
@@ -175,25 +172,23 @@ def interleave(
     return _seconds(calls[index], count)[1]
 
   samples: list[list[float]] = [[] for _ in calls]
-  counts, turns = [], []
-  for index in range(len(calls)):
-    seconds = sample(index, 1)
+  plans = []
+  for index, own in enumerate(samples):
+    seconds, few = sample(index, 1), repeats
     count = max(1, min(MAX_CALLS, round(pace.sample / seconds)))
-    few = repeats
     if not on_cpu:
       long[index] = seconds > _LONG
       few = min(repeats, max(3, round(pace.program / (count * seconds))))
       if seconds > pace.enough:
-        samples[index].append(1e3 * seconds)
+        own.append(1e3 * seconds)
         few = 0
-    counts.append(count)
-    turns.append(few)
+    plans.append((count, few))
   for turn in range(repeats):
-    for index, count in enumerate(counts):
-      if turn < turns[index]:
+    for index, (count, few) in enumerate(plans):
+      if turn < few:
         samples[index].append(1e3 * sample(index, count))
   times = []
-  for own, count in zip(samples, counts, strict=True):
+  for own, (count, _) in zip(samples, plans, strict=True):
     low, median, high = np.quantile(own, (0.25, 0.5, 0.75)).tolist()
     times.append(Times(median, low, high, len(own), count))
   return times
@@ -242,14 +237,19 @@ def measure(
   times = interleave(calls, timer.repeats, before, timer.pace)
   rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
   if timer.from_host:
-    copied = [_from_host(call, arguments) for _, call in programs]
+    arrays, weights = arguments
+    host = {k: np.asarray(v) for k, v in _sequences(arrays).items()}
+    copied = [
+        lambda call=call: call(arrays | jax.device_put(host), weights)
+        for _, call in programs
+    ]
     with_copy = interleave(copied, timer.repeats, before, timer.pace)
     for row, each in zip(rows, with_copy, strict=True):
       row['with_copy_ms'] = each.ms
   for index, row in enumerate(rows):
-    if jax.default_backend() != 'cpu' and times[index].ms < 100:
+    if jax.default_backend() != 'cpu' and row['ms'] < 100:
       before(index)
-      few = min(5, times[index].calls)
+      few = min(5, row['calls'])
       row['dispatch_ms'] = 1e3 * _seconds(calls[index], few)[0]
     for name in row.keys() & {'ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
       row[name] /= per_call
@@ -283,15 +283,6 @@ def _sequences(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
   return {k: v for k, v in arrays.items() if k in problems.SEQUENCES}
 
 
-def _from_host(
-    call: Callable[..., Any], arguments: tuple[Any, Any]
-) -> Callable[[], Any]:
-  """Returns a call that copies its sequences from the host."""
-  arrays, weights = arguments
-  host = {k: np.asarray(v) for k, v in _sequences(arrays).items()}
-  return lambda: call(arrays | jax.device_put(host), weights)
-
-
 def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
   """Calls a function on several sets of arguments, one after another.
 
@@ -306,17 +297,20 @@ def in_turn(function: Callable[..., Any], sets: Sequence[Any]) -> list[Any]:
   return results
 
 
-_PACKAGES = ('jax', 'jaxlib', 'flax')
-
-
 def environment() -> dict[str, Any]:
   """Returns the facts that a result depends on besides its own settings."""
   device = jax.devices()[0]
-  kind = device.device_kind if device.platform != 'cpu' else _processor()
+  kind = device.device_kind
+  if device.platform == 'cpu':
+    file = pathlib.Path('/proc/cpuinfo')  # Linux only.
+    text = file.read_text() if file.exists() else ''
+    found = re.search('model name\\s*: (.*)', text)
+    kind = found[1] if found else platform.machine()
   affinity = getattr(os, 'sched_getaffinity', None)  # Linux only.
+  packages = ('jax', 'jaxlib', 'flax')
   plugins = ('jax-cuda12-plugin', 'jax-cuda13-plugin')  # The CUDA of jax.
-  found = {each.name: each.version for each in metadata.distributions()}
-  versions = {k: found[k] for k in (*_PACKAGES, *plugins) if k in found}
+  known = {each.name: each.version for each in metadata.distributions()}
+  versions = {k: known[k] for k in (*packages, *plugins) if k in known}
   return {
       'date': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       'device': {
@@ -331,13 +325,6 @@ def environment() -> dict[str, Any]:
       'xla_flags': os.environ.get('XLA_FLAGS', ''),
       'commit': commit(),
   }
-
-
-def _processor() -> str:
-  file = pathlib.Path('/proc/cpuinfo')  # Linux only.
-  text = file.read_text() if file.exists() else ''
-  found = re.search('model name\\s*: (.*)', text)
-  return found[1] if found else platform.machine()
 
 
 def commit() -> str | None:

@@ -79,18 +79,16 @@ def compare(directories: Sequence[str], output: str) -> str:
   if others and len(others) < len(directories):
     print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
     directories = [path for path in directories if path not in others]
-  resolved = [fields.expand(path).resolve() for path in directories]
-  if len(set(resolved)) < len(resolved):
+  paths = [fields.expand(path) for path in directories]
+  if len({path.resolve() for path in paths}) < len(paths):
     raise files.RunFileError(
         f'a run must be named once, got {", ".join(map(str, directories))}'
     )
-  runs = [read(fields.expand(path)) for path in directories]
+  runs = [read(path) for path in paths]
   if len({run.name for run in runs}) < len(runs):
     # Different sweeps, say: then by their paths.
-    runs = [
-        run._replace(name=str(pathlib.Path(path)))
-        for run, path in zip(runs, directories, strict=True)
-    ]
+    names = map(str, map(pathlib.Path, directories))
+    runs = [r._replace(name=n) for r, n in zip(runs, names, strict=True)]
   metrics = {main_metric(run): run.name for run in runs}
   if len(metrics) > 1:
     named = ', '.join(f'{key} ({name})' for key, name in metrics.items())
@@ -100,8 +98,9 @@ def compare(directories: Sequence[str], output: str) -> str:
   text = markdown(runs)
   path = files.make_directory(output, '--output')
   files.write_atomically(path / 'comparison.md', text)
-  with files.naming(path / 'comparison.png'):
-    plot(path / 'comparison.png', runs)
+  figure = path / 'comparison.png'
+  with files.naming(figure):
+    plot(figure, runs)
   return text
 
 
@@ -111,23 +110,21 @@ def read(path: pathlib.Path) -> Run:
   Raises:
     RunFileError: it is not finished, or a file of it is damaged.
   """
-  if not (path / 'report.json').is_file():
+  file = path / 'report.json'
+  if not file.is_file():
     raise files.RunFileError(
         f'{path} holds no finished run: it has no report.json'
     )
   try:
     run_directory.read(path)
-    report = files.read_signed(path / 'report.json')
+    report = files.read_signed(file)
     results = [
         report_lib.read_result(path, seed['seed'], report['dataset'])
         for seed in report['seeds']
     ]
     if report['seeds'] != [report_lib.of_seed(result) for result in results]:
-      raise files.RunFileError(
-          f'{path / "report.json"} is not the report of the results there'
-      )
+      raise files.RunFileError(f'{file} is not the report of the results there')
     run = Run(path.name, report, [result['history'] for result in results])
-    statistics(run, main_metric(run))
     markdown([run])
   except files.RunFileError:
     raise
@@ -137,7 +134,7 @@ def read(path: pathlib.Path) -> Run:
     ) from error
   except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
     raise files.RunFileError(
-        f'{path / "report.json"} is not what a run wrote: {error!r}'
+        f'{file} is not what a run wrote: {error!r}'
     ) from error
   return run
 
@@ -161,14 +158,8 @@ def statistics(run: Run, metric: str) -> Statistics:
 
     quantile = float(stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
     interval = quantile * float(np.std(values, ddof=1)) / math.sqrt(count)
-  return Statistics(
-      count,
-      float(np.mean(values)),
-      float(np.std(values)),
-      interval,
-      min(values),
-      max(values),
-  )
+  mean, std = float(np.mean(values)), float(np.std(values))
+  return Statistics(count, mean, std, interval, min(values), max(values))
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -182,8 +173,7 @@ def markdown(runs: Sequence[Run]) -> str:
     seeds = run.report['seeds']
     interval = '–'
     if of.interval is not None and of.mean is not None:
-      bounds = of.mean - of.interval, of.mean + of.interval
-      interval = ' to '.join(map(_text, bounds))
+      interval = f'{of.mean - of.interval:.4f} to {of.mean + of.interval:.4f}'
     rows.append(
         (
             run.name,
@@ -197,7 +187,7 @@ def markdown(runs: Sequence[Run]) -> str:
             ', '.join(str(seed['num_epochs']) for seed in seeds),
         )
     )
-  # A regular expression in a name would be two cells.
+  # A | in a name would be two cells.
   escaped = [[cell.replace('|', r'\|') for cell in row] for row in rows]
   lines = [f'| {" | ".join(row)} |' for row in escaped]
   datasets = sorted({run.report['dataset'] for run in runs})

@@ -185,16 +185,9 @@ def _sweep(words: list[str]) -> None:
   sys.exit(3 if failed else 0)
 
 
+_FUNCTIONS = (_train, _list, _evaluate, _predict, _sample, _compare, _sweep)
 COMMANDS: Mapping[str, Callable[[list[str]], None]] = types.MappingProxyType(
-    {
-        'train': _train,
-        'list': _list,
-        'evaluate': _evaluate,
-        'predict': _predict,
-        'sample': _sample,
-        'compare': _compare,
-        'sweep': _sweep,
-    }
+    {function.__name__.removeprefix('_'): function for function in _FUNCTIONS}
 )
 
 _TRAIN_HELP = """usage: rnnzoo train CONFIG [--config.FIELD=VALUE ...] [flags]
@@ -206,12 +199,7 @@ file and in configs/base.py. Flags:
   --config.num_seeds=5      any field of the config
   --helpfull                all flags, those for several processes too"""
 
-_HELP = '\n'.join(
-    [
-        'commands:',
-        *(
-            f'  {name:<10}{(function.__doc__ or "").splitlines()[0]}'
-            for name, function in COMMANDS.items()
-        ),
-    ]
+_HELP = 'commands:' + ''.join(
+    f'\n  {name:<10}{(function.__doc__ or "").splitlines()[0]}'
+    for name, function in COMMANDS.items()
 )

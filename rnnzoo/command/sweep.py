@@ -1,6 +1,7 @@
 """Runs of one config or several, with many values of fields, and a table."""
 
 import argparse
+import collections
 from collections.abc import Sequence
 from concurrent import futures
 import itertools
@@ -82,7 +83,7 @@ def main(words: Sequence[str]) -> list[str]:
         process.terminate()
       command = shlex.join(['rnnzoo', 'sweep', *words])
       os.write(2, f'\nrnnzoo: interrupted; to go on: {command}\n'.encode())
-      os._exit(130)
+      os._exit(INTERRUPTED)
   # With 3 a run has ended, and has a report, though a loss was not finite.
   failed = [name for name, code in codes.items() if code not in (0, 3)]
   done = [str(directory / name) for name in runs if name not in failed]
@@ -140,10 +141,10 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
   """Returns directories of finished runs by the name of their main metric."""
-  alike: dict[str, list[str]] = {}
+  alike = collections.defaultdict(list)
   for path in done:
     metric = comparison.main_metric(comparison.read(pathlib.Path(path)))
-    alike.setdefault(metric, []).append(path)
+    alike[metric].append(path)
   return alike
 
 
@@ -170,21 +171,20 @@ def read_cases(path: str | None) -> dict[str, Case]:
   for number, line in enumerate(lines, 1):
     try:
       words = shlex.split(line, comments=True)
+      if not words:
+        continue
+      name, *flags = words
+      if any(flag.lstrip('-').startswith('workdir') for flag in flags):
+        raise ValueError(
+            'a case cannot have a --workdir; the sweep gives each run its own'
+        )
+      if not re.fullmatch(r'\w[\w.+-]*', name) or name in cases:
+        raise ValueError(
+            'a case begins with a name of its own, of letters, digits and'
+            f' ._+-; got {name!r}'
+        )
     except ValueError as error:
       raise ValueError(f'{path}, line {number}: {error}') from error
-    if not words:
-      continue
-    name, *flags = words
-    if any(flag.lstrip('-').startswith('workdir') for flag in flags):
-      raise ValueError(
-          f'{path}, line {number}: a case cannot have a --workdir; the sweep'
-          ' gives each run its own'
-      )
-    if not re.fullmatch(r'\w[\w.+-]*', name) or name in cases:
-      raise ValueError(
-          f'{path}, line {number}: a case begins with a name of its own, of'
-          f' letters, digits and ._+-; got {name!r}'
-      )
     config = None
     if flags and not flags[0].startswith('-'):
       config, *flags = flags
@@ -206,7 +206,7 @@ def combinations(
   Raises:
     ValueError: a grid cannot be read, or there is nothing to vary.
   """
-  axes: list[list[tuple[str, str]]] = []
+  axes: dict[str, list[str]] = {}
   for grid in grids:
     field, separator, values = grid.lstrip('-').partition('=')
     choices = _split(values)
@@ -217,9 +217,9 @@ def combinations(
       )
     if len(set(choices)) < len(choices):
       raise ValueError(f'--grid has a value twice: {grid!r}')
-    if field in (known for (known, _), *_ in axes):
+    if field in axes:
       raise ValueError(f'--grid has the field {field} twice')
-    axes.append([(field, value) for value in choices])
+    axes[field] = choices
   if not axes and '' in cases:
     raise ValueError(
         'a sweep needs something to vary, as'
@@ -227,17 +227,18 @@ def combinations(
     )
   runs: dict[str, Case] = {}
   for own, case in cases.items():
-    for choice in itertools.product(*axes):
-      parts = [f'{field.split(".")[-1]}={value}' for field, value in choice]
-      name = re.sub(
-          r'[^\w.,=+-]', '_', ','.join([own, *parts] if own else parts)
-      )
+    for choice in itertools.product(*axes.values()):
+      flags = [f'{field}={v}' for field, v in zip(axes, choice, strict=True)]
+      # A field's last part is in a name; a value may have dots too.
+      parts = [re.sub(r'^[^=]*\.', '', flag) for flag in flags]
+      name = ','.join([own, *parts] if own else parts)
+      name = re.sub(r'[^\w.,=+-]', '_', name)
       if name in runs:
         raise ValueError(
             f'two runs of the sweep would have the name {name!r}: they differ'
             ' only by characters that a name cannot have'
         )
-      chosen = [f'--{field}={value}' for field, value in choice]
+      chosen = [f'--{flag}' for flag in flags]
       runs[name] = case._replace(flags=[*case.flags, *chosen])
   return runs
 

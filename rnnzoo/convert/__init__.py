@@ -26,13 +26,13 @@ package onnx.
 from rnnzoo.convert.flashrnn_arrays import from_flashrnn
 from rnnzoo.convert.flashrnn_arrays import to_flashrnn
 from rnnzoo.convert.flax_cells import from_flax
+from rnnzoo.convert.flax_cells import from_linen
 from rnnzoo.convert.flax_cells import to_flax
+from rnnzoo.convert.flax_cells import to_linen
 from rnnzoo.convert.haiku_params import from_haiku
 from rnnzoo.convert.haiku_params import to_haiku
 from rnnzoo.convert.keras_weights import from_keras
 from rnnzoo.convert.keras_weights import to_keras
-from rnnzoo.convert.linen_params import from_linen
-from rnnzoo.convert.linen_params import to_linen
 from rnnzoo.convert.onnx_graphs import to_onnx
 from rnnzoo.convert.safetensors_files import load_safetensors
 from rnnzoo.convert.safetensors_files import save_safetensors

@@ -11,8 +11,6 @@ from rnnzoo.cells import slstm
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.layers import recurrent
 
-Weights = weights_lib.Weights
-
 _CELLS = (elman.ElmanCell, lstm.LSTMCell, gru.GRUCell, slstm.SLSTMCell)
 
 # FlashRNN's GRU orders R's gates n, r, z, and its biases b_hn, r, z, n.
@@ -51,13 +49,8 @@ def from_flashrnn(
   bias, extra = b.reshape(-1, features), None
   if is_gru:
     R, extra, bias = R[_RECURRENT_GRU], bias[0], bias[_BIAS_GRU]
-  weights = Weights(
-      kernel=kernel,
-      recurrent_kernel=R.swapaxes(-1, -2),
-      bias=bias,
-      recurrent_bias=extra,
-  )
-  weights_lib.store(layer, weights)
+  R = R.swapaxes(-1, -2)
+  weights_lib.store(layer, weights_lib.Weights(kernel, R, bias, extra))
 
 
 def to_flashrnn(

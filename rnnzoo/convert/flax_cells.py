@@ -1,8 +1,9 @@
-"""Weights of `flax.nnx` cells."""
+"""Weights of `flax.nnx` cells, and of `flax.linen` cells, which are dicts."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from flax import linen
 from flax import nnx
 import jax
 import numpy as np
@@ -14,13 +15,18 @@ from rnnzoo.cells import lstm
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.layers import recurrent
 
-Weights = weights_lib.Weights
-
 _CELLS: dict[type, type] = {
     nnx.SimpleCell: elman.ElmanCell,
     nnx.GRUCell: gru.GRUCell,
     nnx.LSTMCell: lstm.LSTMCell,
     nnx.OptimizedLSTMCell: lstm.LSTMCell,
+}
+
+# Names of linen's parts without the side, gate by gate in our order.
+_GATES: dict[type, tuple[str, ...]] = {
+    elman.ElmanCell: ('',),
+    gru.GRUCell: ('r', 'z', 'n'),
+    lstm.LSTMCell: ('i', 'f', 'g', 'o'),
 }
 
 
@@ -50,30 +56,30 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
   """
   _check(layer, cell)
   label = f'A parameter of cell, {settings.a(type(cell))},'
-  joined = lambda parameters: np.concatenate(
-      [weights_lib.numbers(p, label) for p in parameters], axis=-1
-  )
-  inputs, hidden = _sides(cell)
-  weight_ih = joined([part.kernel for part in inputs])
-  weight_hh = joined([part.kernel for part in hidden])
-  bias = joined([part.bias for part in _with_bias(cell)])
   gates, features = layer.cell.input_gates, layer.out_features
-  width = gates * features
-  check = lambda value, shape, name: weights_lib.checked(
-      value, shape, layer, f'The {name} of {type(cell).__name__}'
+  shapes = {
+      'input kernel': (layer.in_features, gates * features),
+      'recurrent kernel': (features, gates * features),
+      'bias': (gates * features,),
+  }
+  kernel, recurrent_kernel, bias = (
+      weights_lib.checked(
+          np.concatenate(
+              [weights_lib.numbers(each, label) for each in variables], axis=-1
+          ),
+          shape,
+          layer,
+          f'The {name} of {type(cell).__name__}',
+      )
+      for (name, shape), variables in zip(
+          shapes.items(), _variables(cell), strict=True
+      )
   )
-  weight_ih = check(weight_ih, (layer.in_features, width), 'input kernel')
-  weight_hh = check(weight_hh, (features, width), 'recurrent kernel')
-  bias = check(bias, (width,), 'bias')
-  is_gru = isinstance(layer.cell, gru.GRUCell)
+  extra = np.zeros(features) if isinstance(layer.cell, gru.GRUCell) else None
+  bias = bias.reshape(gates, features)
   weights_lib.store(
       layer,
-      Weights(
-          kernel=weights_lib.split_gates(weight_ih, gates),
-          recurrent_kernel=weights_lib.split_gates(weight_hh, gates)[:, None],
-          bias=bias.reshape(gates, features),
-          recurrent_bias=np.zeros(features) if is_gru else None,
-      ),
+      weights_lib.of_columns(layer, kernel, recurrent_kernel, bias, extra),
   )
 
 
@@ -96,15 +102,14 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
         'nnx.GRUCell has no bias b_hn, and the GRU has one other than zero in'
         " cell_params['recurrent_bias']; linen.GRUCell has it (to_linen)."
     )
-  inputs, hidden = _sides(cell)
-  with_bias = _with_bias(cell)
-  biases = _shares(weights.bias[:, None], with_bias)
+  inputs, hidden, biases = _variables(cell)
+  shares = lambda kernel, parts: [
+      weights_lib.join_gates(own) for own in np.split(kernel, len(parts))
+  ]
   updates = [
-      *_pairs(inputs, 'kernel', _shares(weights.kernel, inputs)),
-      *_pairs(
-          hidden, 'kernel', _shares(weights.recurrent_kernel[:, 0], hidden)
-      ),
-      *_pairs(with_bias, 'bias', [b[0] for b in biases]),
+      *zip(inputs, shares(weights.kernel, inputs), strict=True),
+      *zip(hidden, shares(weights.recurrent_kernel[:, 0], hidden), strict=True),
+      *zip(biases, np.split(weights.bias.ravel(), len(biases)), strict=True),
   ]
   for variable, value in updates:
     if variable.shape != value.shape:
@@ -117,40 +122,24 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
     variable.set_value(weights_lib.placed(value, variable.dtype, old))
 
 
-def _pairs(parts: list[Any], name: str, values: list[np.ndarray]):
-  """Returns pairs (variable, its value)."""
-  return zip([getattr(part, name) for part in parts], values, strict=True)
-
-
-def _shares(kernel: np.ndarray, parts: list[Any]) -> list[np.ndarray]:
-  """[gates, from, to] -> one [from, columns] for each of a cell's parts."""
-  per = len(kernel) // len(parts)
-  return [
-      weights_lib.join_gates(kernel[per * index : per * (index + 1)])
-      for index in range(len(parts))
-  ]
-
-
-def _sides(cell: Any) -> tuple[list[Any], list[Any]]:
-  """Returns the linear parts on the input and on the memory."""
+def _variables(cell: Any) -> tuple[list[Any], list[Any], list[Any]]:
+  """Returns the kernels on the input, those on the memory, and the biases."""
   if isinstance(cell, nnx.LSTMCell):
-    return (
-        [cell.ii, cell.if_, cell.ig, cell.io],
-        [cell.hi, cell.hf, cell.hg, cell.ho],
-    )
-  return [cell.dense_i], [cell.dense_h]
-
-
-def _with_bias(cell: Any) -> list[Any]:
-  """Returns the parts that have the bias: one side's parts."""
-  sides = _sides(cell)
-  parts = [part for side in sides for part in side if part.bias is not None]
-  if parts not in sides:
+    inputs = [cell.ii, cell.if_, cell.ig, cell.io]
+    hidden = [cell.hi, cell.hf, cell.hg, cell.ho]
+  else:
+    inputs, hidden = [cell.dense_i], [cell.dense_h]
+  with_bias = [part for part in inputs + hidden if part.bias is not None]
+  if with_bias not in (inputs, hidden):  # One side has them.
     raise ValueError(
         f'cell must have one bias for each gate, as {type(cell).__name__} makes'
         ' them; biases of this one were set to None or added.'
     )
-  return parts
+  return (
+      [part.kernel for part in inputs],
+      [part.kernel for part in hidden],
+      [part.bias for part in with_bias],
+  )
 
 
 def _check(layer: Any, cell: Any) -> None:
@@ -195,3 +184,104 @@ def _kind(cell: Any) -> tuple[type, str]:
       ' nnx.LSTMCell or nnx.OptimizedLSTMCell with gate_fn=nnx.sigmoid, got'
       f' {type(cell).__qualname__} of {type(cell).__module__}.{hint}'
   )
+
+
+def from_linen(
+    layer: recurrent.RecurrentLayer,
+    params: Mapping[str, Any],
+    *,
+    prefix: str = '',
+) -> None:
+  """Fills a layer with the parameters of a `flax.linen` cell.
+
+  >>> import jax, numpy as np, rnnzoo
+  >>> from flax import linen, nnx
+  >>> from rnnzoo import convert
+  >>> x = np.ones((2, 5, 3), np.float32)
+  >>> rnn = linen.RNN(linen.GRUCell(8))
+  >>> params = rnn.init(jax.random.key(0), x)['params']
+  >>> layer = rnnzoo.GRU(3, 8, rngs=nnx.Rngs(1))
+  >>> convert.from_linen(layer, params, prefix='cell/')
+  >>> difference = layer(x) - rnn.apply({'params': params}, x)
+  >>> float(abs(difference).max()) < 1e-6
+  True
+
+  Args:
+    layer: an `Elman`, `GRU` or `LSTM` with one head and biases; it is changed
+      in place. Give `Elman` the cell's `activation_fn` as `activation`.
+    params: parameters of a `linen.SimpleCell` without residual, `GRUCell`,
+      `linen.LSTMCell` or `linen.OptimizedLSTMCell` with their default
+      activations, or of a model that contains one. If `init` returned
+      variables, give `variables['params']`.
+    prefix: names from the top of `params` down to the cell, joined and ended
+      by '/', as in 'ScannedRNN_0/GRUCell_0/'; others are passed over.
+
+  Raises:
+    ValueError: an entry is missing, left over or of another shape, or linen has
+      no such layer.
+  """
+  names = _names(layer)
+  unboxed = linen.meta.unbox(params)
+  entries = weights_lib.Entries(unboxed, 'mapping params', prefix)
+  features = layer.out_features
+  hint = _hint(params, prefix)
+  take = lambda name, shape: entries.take(name, shape, layer, hint)
+  kernel = lambda name, rows: take(f'{name}/kernel', (rows, features))
+  inputs = [kernel(f'i{name}', layer.in_features) for name in names]
+  hidden = [kernel(f'h{name}', features) for name in names]
+  bias = [take(f'{side}/bias', (features,)) for side in _with_bias(layer)]
+  extra = None
+  if isinstance(layer.cell, gru.GRUCell):
+    extra = take('hn/bias', (features,))
+  entries.finish()
+  hidden = np.stack(hidden)[:, None]
+  weights = weights_lib.Weights(np.stack(inputs), hidden, np.stack(bias), extra)
+  weights_lib.store(layer, weights)
+
+
+def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
+  """Returns a layer's weights as the parameters of a `flax.linen` cell.
+
+  Args:
+    layer: layer to read, as in `from_linen`.
+
+  Returns:
+    The parameters of `linen.SimpleCell`, `linen.GRUCell` or, for an `LSTM`,
+    `linen.LSTMCell` and `linen.OptimizedLSTMCell` alike.
+
+  Raises:
+    ValueError: linen has no such layer.
+  """
+  names = _names(layer)
+  weights = weights_lib.read(layer, 'flax')
+  params: dict[str, Any] = {}
+  for index, name in enumerate(names):
+    params[f'i{name}'] = {'kernel': weights.kernel[index]}
+    params[f'h{name}'] = {'kernel': weights.recurrent_kernel[index, 0]}
+  for index, side in enumerate(_with_bias(layer)):
+    params[side]['bias'] = weights.bias[index]
+  if weights.recurrent_bias is not None:
+    params['hn']['bias'] = weights.recurrent_bias
+  return jax.tree.map(np.asarray, params)
+
+
+def _hint(params: Any, prefix: str) -> str:
+  """Returns a sentence for an entry that is missing in variables."""
+  is_outer = isinstance(params, Mapping) and 'params' in params
+  if not is_outer or prefix.startswith('params/'):
+    return ''
+  return (
+      ' These are variables, whose parameters are one level down:'
+      " from_linen(layer, variables['params'], ...) would work."
+  )
+
+
+def _names(layer: Any) -> tuple[str, ...]:
+  weights_lib.check_layer(layer, with_bias='flax')
+  return _GATES[type(layer.cell)]
+
+
+def _with_bias(layer: Any) -> list[str]:
+  """Returns the parts that have a gate's bias, in our order."""
+  side = 'h' if isinstance(layer.cell, lstm.LSTMCell) else 'i'
+  return [f'{side}{name}' for name in _GATES[type(layer.cell)]]

@@ -10,8 +10,6 @@ from rnnzoo.cells import lstm
 from rnnzoo.convert import weights as weights_lib
 from rnnzoo.layers import recurrent
 
-Weights = weights_lib.Weights
-
 # haiku's gates are i, g, f, o: ours by their place there, and the inverse.
 _ORDER = [0, 2, 1, 3]
 
@@ -59,20 +57,14 @@ def from_haiku(
   else:
     inputs = entries.take('linear/w', (size, features), layer)[None]
     hidden = entries.take('linear_1/w', (features, features), layer)
-    hidden, sides = hidden[None], ['linear', 'linear_1']
-    if 'linear_1/b' not in entries:
-      sides.pop()
-    bias = np.sum(
-        [entries.take(f'{side}/b', (features,), layer) for side in sides],
-        axis=0,
-    )[None]
+    hidden = hidden[None]
+    bias = entries.take('linear/b', (features,), layer)[None]
+    if 'linear_1/b' in entries.left:
+      bias = bias + entries.take('linear_1/b', (features,), layer)
     total = 'The sum of linear/b and linear_1/b'
   entries.finish()
   weights_lib.fits(bias, layer, total)
-  weights_lib.store(
-      layer,
-      Weights(kernel=inputs, recurrent_kernel=hidden[:, None], bias=bias),
-  )
+  weights_lib.store(layer, weights_lib.Weights(inputs, hidden[:, None], bias))
 
 
 def to_haiku(
@@ -103,16 +95,12 @@ def to_haiku(
     return {f'{prefix}linear': {'w': w, 'b': bias[_ORDER].reshape(-1)}}
   return {
       f'{prefix}linear': {'w': inputs[0], 'b': bias[0]},
-      f'{prefix}linear_1': {
-          'w': hidden[0],
-          'b': np.zeros_like(bias[0]),
-      },
+      f'{prefix}linear_1': {'w': hidden[0], 'b': np.zeros_like(bias[0])},
   }
 
 
 def _check(layer: Any) -> None:
-  name = type(layer).__name__
-  if name == 'GRU':
+  if type(layer).__name__ == 'GRU':
     raise ValueError(
         'hk.GRU multiplies h by the reset gate before the product with R, and'
         ' rnnzoo.GRU after it: no weights make them equal.'

@@ -8,11 +8,8 @@ import numpy as np
 from rnnzoo import settings
 from rnnzoo.cells import gru
 from rnnzoo.convert import weights as weights_lib
-from rnnzoo.layers import bidirectional
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
-
-Weights = weights_lib.Weights
 
 
 def from_keras(
@@ -39,24 +36,21 @@ def from_keras(
     ValueError: an array is missing, left over or of another shape, or the layer
       is of a kind that keras does not have.
   """
-  given = weights
-  if not isinstance(given, (list, tuple)):
+  if not isinstance(weights, (list, tuple)):
     raise ValueError(
         'weights must be a list of arrays, as layer.get_weights() returns it,'
-        f' got {settings.a(type(given))}.'
+        f' got {settings.a(type(weights))}.'
     )
   parts = _parts(layer)
   count = sum(2 + (part.bias is not None) for part in parts)
-  if len(given) != count:
+  if len(weights) != count:
     raise ValueError(
         f'weights must be {count} arrays for this {type(layer).__name__}'
-        f' (kernel, recurrent_kernel, bias), got {len(given)}. A layer without'
-        ' biases fills one with use_bias=False.'
+        f' (kernel, recurrent_kernel, bias), got {len(weights)}. A layer'
+        ' without biases fills one with use_bias=False.'
     )
-  left, updates = list(given), []
-  for part in parts:
-    updates.append((part, _take(part, left)))
-  for part, taken in updates:
+  left = list(weights)
+  for part, taken in [(part, _take(part, left)) for part in parts]:
     weights_lib.store(part, taken)
 
 
@@ -74,19 +68,16 @@ def to_keras(layer: sequence_layer.SequenceLayer) -> list[np.ndarray]:
     weights, order = weights_lib.read(part, 'keras'), _order(part)
     arrays.append(weights_lib.join_gates(weights.kernel[order]))
     arrays.append(weights_lib.join_gates(weights.recurrent_kernel[:, 0][order]))
-    extra = weights.recurrent_bias
-    if weights.bias is None:
-      continue
-    bias = weights.bias[order].reshape(-1)
-    if extra is not None:
-      recurrent = np.zeros_like(bias)
-      recurrent[-len(extra) :] = extra
-      bias = np.stack([bias, recurrent])
-    arrays.append(bias)
+    if weights.bias is not None:
+      bias = weights.bias[order].reshape(-1)
+      if weights.recurrent_bias is not None:  # It is the last gate's.
+        extra = weights.recurrent_bias
+        bias = np.stack([bias, np.pad(extra, (len(bias) - len(extra), 0))])
+      arrays.append(bias)
   return arrays
 
 
-def _take(layer: Any, left: list[Any]) -> Weights:
+def _take(layer: Any, left: list[Any]) -> weights_lib.Weights:
   """Takes one layer's arrays from the front of a list."""
   gates, features = layer.cell.input_gates, layer.out_features
   width, order = gates * features, _order(layer)
@@ -114,12 +105,7 @@ def _take(layer: Any, left: list[Any]) -> Weights:
     bias = take('bias', width).reshape(gates, features)[order]
   elif is_gru:
     extra = np.zeros(features)
-  return Weights(
-      kernel=weights_lib.split_gates(kernel, gates)[order],
-      recurrent_kernel=weights_lib.split_gates(recurrent, gates)[order, None],
-      bias=bias,
-      recurrent_bias=extra,
-  )
+  return weights_lib.of_columns(layer, kernel, recurrent, bias, extra, order)
 
 
 def _parts(layer: Any) -> list[Any]:
@@ -128,9 +114,7 @@ def _parts(layer: Any) -> list[Any]:
         'keras has no Stack: convert stack.layers[k] with the weights of each'
         ' keras layer.'
     )
-  parts = [layer]
-  if isinstance(layer, bidirectional.Bidirectional):
-    parts = [layer.forward, layer.backward]
+  parts = [part for part, _, _ in weights_lib.parts(layer)]
   for part in parts:
     weights_lib.check_layer(part)
   weights_lib.check_alike(parts, 'keras')

@@ -23,19 +23,11 @@ VERSION = 1
 # A file's names of dtypes, and numpy's names.
 _DTYPES = {
     'BOOL': 'bool',
-    'U8': 'uint8',
-    'I8': 'int8',
-    'U16': 'uint16',
-    'I16': 'int16',
-    'U32': 'uint32',
-    'I32': 'int32',
-    'U64': 'uint64',
-    'I64': 'int64',
-    'BF16': 'bfloat16',
-    'F16': 'float16',
-    'F32': 'float32',
-    'F64': 'float64',
     'C64': 'complex64',
+    'BF16': 'bfloat16',
+    **{f'F{bits}': f'float{bits}' for bits in (16, 32, 64)},
+    **{f'I{bits}': f'int{bits}' for bits in (8, 16, 32, 64)},
+    **{f'U{bits}': f'uint{bits}' for bits in (8, 16, 32, 64)},
 }
 
 
@@ -157,13 +149,7 @@ def _equations(module: nnx.Module) -> list[str]:
 
 
 def _check_order(module: Any, path: Any, function: str) -> None:
-  """Raises ValueError unless the arguments are a module and a path.
-
-  Args:
-    module: the caller's first argument.
-    path: the second one.
-    function: the name of the function.
-  """
+  """Raises ValueError unless a function's arguments are a module and a path."""
   if isinstance(path, nnx.Module) and not isinstance(module, nnx.Module):
     raise ValueError(
         f'module must be an nnx.Module, got {settings.a(type(module))}, and'
@@ -184,10 +170,9 @@ def _named(module: Any) -> dict[str, Any]:
         f'module must be an nnx.Module, got {settings.a(type(module))}.'
     )
   checks.known(nnx.state(module), 'module')
-  state = nnx.to_flat_state(nnx.state(module))
   named: dict[str, Any] = {}
   paths: dict[str, tuple[Any, ...]] = {}
-  for path, leaf in state:
+  for path, leaf in nnx.to_flat_state(nnx.state(module)):
     if isinstance(leaf, nnx.RngState):
       continue
     name = '.'.join(map(str, path))

@@ -12,8 +12,6 @@ from rnnzoo.layers import dense_stack
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
 
-Weights = weights_lib.Weights
-
 
 def from_torch(
     layer: sequence_layer.SequenceLayer,
@@ -63,7 +61,7 @@ def from_torch(
   """
   parts = _parts(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  projected = [name for name in entries.names() if 'weight_hr' in name]
+  projected = [name for name in entries.left if 'weight_hr' in name]
   if projected:
     given = 'state_dict' + f', prefix={prefix!r}' * bool(prefix)
     raise ValueError(
@@ -73,7 +71,7 @@ def from_torch(
   updates = []
   for part, level, backward in parts:
     suffix = f'_l{level}' + '_reverse' * backward
-    if part is layer and 'weight_ih' in entries:
+    if part is layer and 'weight_ih' in entries.left:
       suffix = ''
     updates.append((part, _take(part, entries, suffix)))
   entries.finish()
@@ -84,14 +82,12 @@ def from_torch(
 def _parts(layer: sequence_layer.SequenceLayer) -> list[Any]:
   """Returns `weights.parts`, or raises ValueError for a layer torch has not."""
   if isinstance(layer, stack.Stack):
-    between = {
-        'levels over the outputs of all below': isinstance(
-            layer, dense_stack.DenseStack
-        ),
-        'normalisation between levels': layer.norms,
-        'residual sums between levels': layer.residual,
-    }
-    for name, has in between.items():
+    is_dense = isinstance(layer, dense_stack.DenseStack)
+    for name, has in (
+        ('levels over the outputs of all below', is_dense),
+        ('normalisation between levels', layer.norms),
+        ('residual sums between levels', layer.residual),
+    ):
       if has:
         raise ValueError(
             f'torch has no {name}, and the {type(layer).__name__} has.'
@@ -185,12 +181,12 @@ def fold_projection(
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   left = {
       name: weights_lib.to_numpy(value, prefix + name)
-      for name, value in entries.items()
+      for name, value in entries.left.items()
   }
   if 'weight_hr_l0' not in left:
     raise ValueError(
         f'The state dict has no entry {prefix + "weight_hr_l0"!r}, which a'
-        f' module with proj_size has; it has {entries.all_names()}.'
+        f' module with proj_size has; it has {sorted(entries.all)}.'
     )
   below, level = None, 0
   has = lambda suffix: {f'weight_hh{suffix}', f'weight_hr{suffix}'} & set(left)
@@ -232,7 +228,9 @@ def fold_projection(
   return left, np.asarray(below).T
 
 
-def _take(layer, entries: weights_lib.Entries, suffix: str) -> Weights:
+def _take(
+    layer, entries: weights_lib.Entries, suffix: str
+) -> weights_lib.Weights:
   """Takes one layer's entries."""
   gates, features = layer.cell.input_gates, layer.out_features
   width = gates * features
@@ -251,9 +249,4 @@ def _take(layer, entries: weights_lib.Entries, suffix: str) -> Weights:
     bias[-1], extra = bias_ih[-1], bias_hh[-1]
   both = f'The sum of bias_ih{suffix} and bias_hh{suffix}'
   weights_lib.fits(bias, layer, both)
-  return Weights(
-      kernel=weights_lib.split_gates(weight_ih.T, gates),
-      recurrent_kernel=weights_lib.split_gates(weight_hh.T, gates)[:, None],
-      bias=bias,
-      recurrent_bias=extra,
-  )
+  return weights_lib.of_columns(layer, weight_ih.T, weight_hh.T, bias, extra)

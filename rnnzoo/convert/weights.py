@@ -50,7 +50,12 @@ class Weights:
 
 
 class Entries:
-  """Arrays by name, each of which must be taken once."""
+  """Arrays by name, each of which must be taken once.
+
+  Attributes:
+    all: all that was given.
+    left: the entries that are not taken yet, by names without the prefix.
+  """
 
   def __init__(self, given: Any, label: str, prefix: str = ''):
     """Raises ValueError unless `given` maps names to arrays.
@@ -61,39 +66,20 @@ class Entries:
       prefix: the start of the names; others are passed over.
     """
     if not isinstance(given, Mapping):
-      hint = ''
-      if hasattr(given, 'state_dict'):
-        hint = ' Its state_dict() would work.'
+      has = hasattr(given, 'state_dict')
+      hint = ' Its state_dict() would work.' * has
       raise ValueError(
           f'{label} must be a mapping from names to arrays, got'
           f' {settings.a(type(given))}.{hint}'
       )
     check_prefix(prefix)
-    flat = _flatten(given, label)
-    self._label, self._prefix, self._all = label, prefix, flat
-    self._left = {
-        name.removeprefix(prefix): value
-        for name, value in flat.items()
+    self._label, self._prefix = label, prefix
+    self.all = _flatten(given, label)
+    self.left = {
+        name.removeprefix(prefix): self.all[name]
+        for name in sorted(self.all)
         if name.startswith(prefix)
     }
-
-  def __contains__(self, name: str) -> bool:
-    return name in self._left
-
-  def names(self) -> list[str]:
-    return sorted(self._left)
-
-  def items(self) -> list[tuple[str, Any]]:
-    """Returns the entries left, by names without the prefix."""
-    return sorted(self._left.items(), key=lambda item: item[0])
-
-  def all_names(self) -> list[str]:
-    """Returns the names of all that was given, prefix or not."""
-    return sorted(self._all)
-
-  def shape(self, name: str) -> tuple[int, ...]:
-    """Returns the shape of an entry, or () where there is none."""
-    return np.shape(self._left.get(name, ()))
 
   def take(
       self, name: str, shape: tuple[int, ...], layer: Any, hint: str = ''
@@ -107,24 +93,24 @@ class Entries:
       hint: a sentence for the error where the entry is missing.
     """
     full = self._prefix + name
-    if name not in self._left:
+    if name not in self.left:
       longer = [
-          x for x in sorted(self._all) if x.endswith((f'.{name}', f'/{name}'))
+          x for x in sorted(self.all) if x.endswith((f'.{name}', f'/{name}'))
       ]
       if longer and not hint:
         hint = f' prefix={longer[0].removesuffix(name)!r} would find it.'
       raise ValueError(
           f'The {self._label} has no entry {full!r}, which should have'
-          f' shape {shape}; it has {sorted(self._all)}.{hint}'
+          f' shape {shape}; it has {sorted(self.all)}.{hint}'
       )
-    return checked(self._left.pop(name), shape, layer, full)
+    return checked(self.left.pop(name), shape, layer, full)
 
   def finish(self) -> None:
     """Raises ValueError if entries are left."""
-    if self._left:
+    if self.left:
       raise ValueError(
           f'The {self._label} has entries that the layer has no place for:'
-          f' {sorted(self._prefix + name for name in self._left)}.'
+          f' {sorted(self._prefix + name for name in self.left)}.'
       )
 
 
@@ -389,6 +375,31 @@ def parts(layer: sequence_layer.SequenceLayer):
       yield level.backward, index, True
     else:
       yield level, index, False
+
+
+def of_columns(
+    layer: recurrent.RecurrentLayer,
+    kernel: np.ndarray,
+    recurrent_kernel: np.ndarray,
+    bias: np.ndarray | None,
+    extra: np.ndarray | None = None,
+    order: Any = slice(None),
+) -> Weights:
+  """Returns weights of matrices [from, gates * to] of one head.
+
+  Args:
+    layer: the layer that gets them.
+    kernel: W, gates in the library's order.
+    recurrent_kernel: R, its gates in that order, too.
+    bias: as in `Weights`.
+    extra: a GRU's b_hn.
+    order: our gates by their places in the library.
+  """
+  gates = layer.cell.input_gates
+  inputs, hidden = (
+      split_gates(w, gates)[order] for w in (kernel, recurrent_kernel)
+  )
+  return Weights(inputs, hidden[:, None], bias, extra)
 
 
 def split_gates(columns: np.ndarray, gates: int) -> np.ndarray:

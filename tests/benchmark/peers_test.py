@@ -12,6 +12,7 @@ import pytest
 
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import peers
+from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
 from tests.benchmark import benchmark_test
 
@@ -75,10 +76,14 @@ class PeersTest(absltest.TestCase):
 
   def test_a_peer_without_the_layer_has_no_row(self):
     shapes = {'small': SMALL}
-    (case,) = peers.SUITE.timed(shapes, ['MinGRU'], None, ['float32'])
+    (case,) = suites.SUITES['peers'].timed(
+        shapes, ['MinGRU'], None, ['float32']
+    )
     self.assertIn('rnnzoo', case.implementations)
     self.assertNotIn('flax.nnx', case.implementations)
-    asked = peers.SUITE.timed(shapes, ['MinGRU'], ['flax.nnx'], ['float32'])
+    asked = suites.SUITES['peers'].timed(
+        shapes, ['MinGRU'], ['flax.nnx'], ['float32']
+    )
     self.assertEmpty(list(asked))
 
   def test_one_line_for_a_library_that_is_not_installed(self):

@@ -15,9 +15,9 @@ from benchmarks import figures
 from benchmarks import path_tables
 from benchmarks import pivots
 from rnnzoo.benchmark import cases
+from rnnzoo.benchmark import facts
 from rnnzoo.benchmark import program
 from rnnzoo.benchmark import suites
-from rnnzoo.benchmark import sweeps
 from rnnzoo.benchmark import timing
 
 
@@ -103,10 +103,10 @@ class SweepsTest(absltest.TestCase):
     names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
     names |= {'direction': 'forward', 'path_of_none': 'scan'}
     rows = [names | {'program': k, 'ms': v} for k, v in times.items()]
-    sweeps._compare(rows)
+    facts.compare(rows)
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
-    line = sweeps.summary(rows)
+    line = facts.summary(rows)
     self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
     self.assertIn(
         "SLOWER: GRU 2x3x4x4 bfloat16, forward: None takes 'scan', 2.000 ms,"
@@ -114,8 +114,8 @@ class SweepsTest(absltest.TestCase):
         line,
     )
     rows[0]['dispatch_ms'] = 1.9
-    self.assertIn('bound by dispatch', sweeps.summary(rows))
-    self.assertEmpty(sweeps.summary([{'program': 'scan'}]))
+    self.assertIn('bound by dispatch', facts.summary(rows))
+    self.assertEmpty(facts.summary([{'program': 'scan'}]))
 
   @pytest.mark.slow
   def test_table_of_lengths(self):
@@ -134,7 +134,7 @@ class SweepsTest(absltest.TestCase):
             }
             for way, ms in times.items()
         ]
-        sweeps._compare(own)
+        facts.compare(own)
         rows += own
     result = {
         'suite': 'lengths',
@@ -171,7 +171,7 @@ class SweepsTest(absltest.TestCase):
       figures.main([str(result)])
 
   def test_shapes(self):
-    suite = sweeps.SUITES['batches']
+    suite = suites.SUITES['batches']
     for name, shape in suite.shapes.items():
       numbers = 4 * shape.batch * shape.time * shape.features
       self.assertLessEqual(numbers, 2**31, name)
@@ -184,7 +184,7 @@ class SweepsTest(absltest.TestCase):
       batches = {s.batch for s in first if s.features == size}
       self.assertGreaterEqual(batches, {16, 256, 1024})
     large = cases.Shape(16384, 64, 512, 512)
-    for shape, dtype in ((large, 'float32'), (suites.heads(1, 768), 'float64')):
+    for shape, dtype in ((large, 'float32'), (cases.heads(1, 768), 'float64')):
       case = cases.Case('GRU', '', shape, 'bfloat16', 'with', ())
       self.assertEqual(case.exact_dtype, dtype)
 

@@ -43,6 +43,12 @@ def run(*words):
   return code, out.getvalue(), err.getvalue()
 
 
+def execute(*command, **options):
+  """Returns the end of a program."""
+  options = {'cwd': ROOT, 'check': False} | options
+  return subprocess.run(command, capture_output=True, text=True, **options)
+
+
 def write_run(directory, accuracies, dataset='digits', metric='accuracy'):
   """Writes what a finished run leaves behind."""
   history = [
@@ -80,14 +86,7 @@ class ProgramTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_a_reader_that_has_enough(self):
-    command = f'{sys.executable} -m rnnzoo list | head -1'
-    done = subprocess.run(
-        ['bash', '-c', command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = execute('bash', '-c', f'{sys.executable} -m rnnzoo list | head -1')
     self.assertLen(done.stdout.splitlines(), 1)
     self.assertEqual(done.stderr, '')
 
@@ -109,13 +108,7 @@ util.find_spec = lambda name, *rest: name != 'optax' and find(name, *rest)
 from rnnzoo import __main__
 __main__.main()
 """
-    ended = subprocess.run(
-        [sys.executable, '-c', script, 'list'],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = execute(sys.executable, '-c', script, 'list')
     self.assertEqual(ended.returncode, 2)
     self.assertEqual(
         ended.stderr,
@@ -157,22 +150,14 @@ __main__.main()
   def test_sweep_evaluate_compare(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     # From elsewhere, as an installed program.
-    words = [
-        'sweep',
-        'gru_smnist',
-        '--workdir=sweeps',
-        '--grid=config.model.features=4,8',
-        '--config.data.source=digits',
-        '--config.num_epochs=1',
-        '--parallel=2',
-    ]
-    done = subprocess.run(
-        [sys.executable, '-m', 'rnnzoo', *words],
+    sweep_words = (
+        'sweep gru_smnist --workdir=sweeps --grid=config.model.features=4,8'
+        ' --config.data.source=digits --config.num_epochs=1 --parallel=2'
+    )
+    done = execute(
+        *(sys.executable, '-m', 'rnnzoo', *sweep_words.split()),
         cwd=directory,
         env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(done.stdout, r'\| features=4 \|.* 1 \|')
@@ -375,6 +360,15 @@ class ComparisonTest(absltest.TestCase):
 
 class SweepTest(parameterized.TestCase):
 
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def sweep(self, *words, code=lambda *_: 0):
+    """Returns `run` of a sweep whose runs end with a code."""
+    with mock.patch.object(sweep, '_run', code):
+      return run('sweep', 'gru_smnist', f'--workdir={self.directory}', *words)
+
   def test_combinations(self):
     runs = sweep.combinations(
         ['config.model.features=4,8', 'config.optimizer.learning_rate=1e-3'],
@@ -417,7 +411,7 @@ class SweepTest(parameterized.TestCase):
       sweep.combinations(grids, {'': sweep.Case([])})
 
   def test_cases(self):
-    path = pathlib.Path(self.create_tempdir().full_path) / 'cases.txt'
+    path = self.directory / 'cases.txt'
     path.write_text(
         '# Some.\n\nplain\ngamma --config.a=1 "--config.b=x y"\n'
         'other gru_smnist\nlast lstm_a5 --config.a=1'
@@ -452,65 +446,48 @@ class SweepTest(parameterized.TestCase):
         ['--config.data.lengths=(1,2)', '--config.data.lengths=(1,3)'],
     )
     grid = 'config.data.curriculum=(),((32,16),(128,10)),[[8, 1]]'
+    runs = sweep.combinations([grid], {'': sweep.Case([])}).values()
     self.assertSequenceEqual(
-        [
-            case.flags[0].partition('=')[2]
-            for case in sweep.combinations(
-                [grid], {'': sweep.Case([])}
-            ).values()
-        ],
+        [case.flags[0].partition('=')[2] for case in runs],
         ['()', '((32,16),(128,10))', '[[8, 1]]'],
     )
 
   def test_a_config_that_is_not_there(self):
-    path = self.create_tempdir().full_path
-    grid = '--grid=config.seed=1,2'
-    code, _, err = run('sweep', 'gru_smnits', f'--workdir={path}', grid)
+    words = f'--workdir={self.directory}', '--grid=config.seed=1,2'
+    code, _, err = run('sweep', 'gru_smnits', *words)
     self.assertEqual(code, 2)
     self.assertIn('no config file gru_smnits (did you mean gru_smnist', err)
 
   def test_cases_without_end(self):
-    path = self.create_tempdir().full_path
-    code, _, err = run('sweep', 'x', f'--workdir={path}', '--cases=/dev/zero')
+    code, _, err = self.sweep('--cases=/dev/zero')
     self.assertEqual(code, 2)
     self.assertEndsWith(err, 'rnnzoo: /dev/zero is a device, not a file\n')
 
   def test_failed_runs_are_named(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
+    directory = self.directory
     for name in ('features=4', 'features=8'):
       write_run(directory / name, [0.5])
     codes = iter([0, 2])
-    with mock.patch.object(sweep, '_run', lambda *_: next(codes)):
-      code, out, err = run(
-          'sweep',
-          'gru_smnist',
-          f'--workdir={directory}',
-          '--grid=config.model.features=4,8',
-      )
+    grid = '--grid=config.model.features=4,8'
+    code, out, err = self.sweep(grid, code=lambda *_: next(codes))
     self.assertEqual(code, 3)
     self.assertIn('| features=4 |', out)
     self.assertNotIn('| features=8 |', out)
     self.assertIn('features=8 failed', err)
 
   def test_tasks_have_a_table_each(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
+    directory = self.directory
     for name, metric in (('a', 'accuracy'), ('b', 'loss'), ('c', 'accuracy')):
       write_run(directory / name, [0.5], metric=metric)
     (directory / 'cases.txt').write_text('a\nb gru_adding\nc')
-    with mock.patch.object(sweep, '_run', lambda *_: 0):
-      code, out, err = run(
-          'sweep',
-          'gru_smnist',
-          f'--workdir={directory}',
-          f'--cases={directory}/cases.txt',
-      )
+    code, out, err = self.sweep(f'--cases={directory}/cases.txt')
     self.assertEqual((code, err), (0, ''))
     self.assertEqual(out.count('| run |'), 2)
     table = directory / 'comparisons' / 'accuracy' / 'comparison.md'
     self.assertIn('| c |', table.read_text())
 
   def test_time_limit(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
+    directory = self.directory
     program = directory / 'program'
     program.write_text('#!/bin/sh\necho begun; exec sleep 60\n')
     program.chmod(0o755)
@@ -525,15 +502,8 @@ class SweepTest(parameterized.TestCase):
     self.assertEqual(out.getvalue(), 'run: begun\nrun: not begun\n')
 
   def test_runs_that_did_not_end_are_named(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
-    with mock.patch.object(sweep, '_run', lambda *_: sweep.INTERRUPTED):
-      code, _, err = run(
-          'sweep',
-          'gru_smnist',
-          f'--workdir={directory}',
-          '--grid=config.seed=1,2',
-          '--time_limit=1',
-      )
+    words = '--grid=config.seed=1,2', '--time_limit=1'
+    code, _, err = self.sweep(*words, code=lambda *_: sweep.INTERRUPTED)
     self.assertEqual(code, 3)
     self.assertIn('seed=1 did not end in time; see', err)
     for limit in ('0', 'nan'):

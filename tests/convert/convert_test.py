@@ -238,9 +238,8 @@ class ErrorsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'Its state_dict\(\) would work'):
       convert.from_torch(gru, module)
 
-  @parameterized.named_parameters(
+  @parameterized.parameters(
       (
-          'proj_size_in_a_model',
           lambda: convert.from_torch(
               make(rnnzoo.LSTM),
               {'core.weight_hr_l0': np.ones((2, 4))},
@@ -249,7 +248,6 @@ class ErrorsTest(parameterized.TestCase):
           r"fold_projection\(state_dict, prefix='core.'\)",
       ),
       (
-          'not_projected_in_a_model',
           lambda: convert.fold_projection(
               {'core.weight_hh_l0': np.ones((16, 4)), 'head': np.ones(1)},
               prefix='core.',
@@ -257,49 +255,37 @@ class ErrorsTest(parameterized.TestCase):
           "no entry 'core.weight_hr_l0'.*'core.weight_hh_l0', 'head'",
       ),
       (
-          'projection_of_another_size',
           lambda: convert.fold_projection(
               torch_weights(16) | {'weight_hr_l0': np.ones((2, 4))}
           ),
           r'weight_hh_l0 must have 2 columns.* \(16, 4\)',
       ),
       (
-          'learned_carry',
           lambda: convert.to_torch(make(rnnzoo.GRU, learn_initial_carry=True)),
           'torch has no learned initial carry',
       ),
       (
-          'residual_sums_in_torch',
           lambda: convert.from_torch(make(STACK, residual=True), {}),
           'torch has no residual sums between levels',
       ),
       (
-          'dense_levels_from_torch',
           lambda: convert.from_torch(make(DENSE), {}),
           'torch has no levels over the outputs of all below',
       ),
+      (lambda: convert.to_torch(make(STACK), cell=True), 'no cell for a Stack'),
       (
-          'torch_cell_of_a_stack',
-          lambda: convert.to_torch(make(STACK), cell=True),
-          'no cell for a Stack',
-      ),
-      (
-          'prefix_to_torch',
           lambda: convert.to_torch(make(rnnzoo.GRU), prefix=3),
           'prefix must be a str, got 3',
       ),
       (
-          'gru_of_haiku',
           lambda: convert.from_haiku(make(rnnzoo.GRU), {}),
           'before the product with R',
       ),
       (
-          'tanh_in_haiku',
           lambda: convert.to_haiku(make(rnnzoo.Elman), prefix='core/'),
           "activation='relu', got 'tanh'",
       ),
       (
-          'reset_before_in_keras',
           lambda: convert.from_keras(
               make(rnnzoo.GRU),
               [np.ones((3, 12)), np.ones((4, 12)), np.ones(12)],
@@ -307,24 +293,17 @@ class ErrorsTest(parameterized.TestCase):
           'reset_after=False',
       ),
       (
-          'missing_in_keras',
           lambda: convert.from_keras(make(rnnzoo.LSTM), [np.ones((3, 16))]),
           'must be 3 arrays for this LSTM .*, got 1',
       ),
+      (lambda: convert.to_keras(make(STACK)), 'keras has no Stack'),
       (
-          'stack_of_keras',
-          lambda: convert.to_keras(make(STACK)),
-          'keras has no Stack',
-      ),
-      (
-          'variables_of_linen',
           lambda: convert.from_linen(
               make(rnnzoo.GRU), {'params': convert.to_linen(make(rnnzoo.GRU))}
           ),
           r"no entry 'ir/kernel'.* variables\['params'\], ...\) would work",
       ),
       (
-          'left_over_in_linen',
           lambda: convert.from_linen(
               make(rnnzoo.Elman),
               convert.to_linen(make(rnnzoo.Elman)) | {'more': np.ones(1)},
@@ -332,21 +311,18 @@ class ErrorsTest(parameterized.TestCase):
           r"no place for: \['more'\]",
       ),
       (
-          'heads_of_flashrnn',
           lambda: convert.from_flashrnn(
               make(rnnzoo.LSTM, num_heads=2), np.ones((4, 1, 4, 4)), np.ones(4)
           ),
           r'R must have shape \(4, 2, 2, 2\)',
       ),
       (
-          'convolution_of_xlstm',
           lambda: convert.from_xlstm(
               make(rnnzoo.SLSTM), {'conv1d.conv.weight': np.ones(1)}
           ),
           'in_features = 3 and features = 4',
       ),
       (
-          'convolution_of_square_xlstm',
           lambda: convert.from_xlstm(
               rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
               {'conv1d.conv.weight': np.ones(1)},
@@ -354,7 +330,6 @@ class ErrorsTest(parameterized.TestCase):
           'a convolution before i and f',
       ),
       (
-          'group_norm_of_xlstm',
           lambda: convert.from_xlstm(
               rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
               {'group_norm.weight': np.ones(4)},
@@ -362,12 +337,10 @@ class ErrorsTest(parameterized.TestCase):
           'a group norm after the cell',
       ),
       (
-          'dense_xlstm',
           lambda: convert.to_xlstm(rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0))),
           'not zero between different heads',
       ),
       (
-          'relu_in_flashrnn',
           lambda: convert.to_flashrnn(make(rnnzoo.Elman, activation='relu')),
           'applies tanh',
       ),

@@ -12,6 +12,7 @@ import functools
 import json
 import pathlib
 import sys
+import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -31,7 +32,13 @@ JSON = HERE.parents[1] / 'benchmarks' / 'conversions.json'
 BATCH, TIME, IN, FEATURES = 2, 5, 3, 4
 
 relu = functools.partial(rnnzoo.Elman, activation='relu')
+unbiased = functools.partial(rnnzoo.GRU, use_bias=False)
+both_ways = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU)
 BIDIRECTIONAL = functools.partial(rnnzoo.Bidirectional, rnnzoo.LSTM)
+bounded = functools.partial(rnnzoo.SLSTM, max_forget=15)
+TIREX = {'conv_width': 0, 'norm': 'rms', 'mlp_features': 64}
+TIREX |= {'mlp_activation': 'silu', 'max_forget': 15, 'min_normalizer': 0}
+ONE_BIAS = 'VanillaRNN, double_bias=False'
 
 
 def load(name):
@@ -59,14 +66,8 @@ def torch_cell(name, cls):
   layer = make(cls)
   convert.from_torch(layer, weights)
   carry, y = layer.unroll(arrays['x'])
-  return (
-      weights,
-      convert.to_torch(layer, cell=True),
-      (
-          (y, arrays['y']),
-          (carry, carries(arrays)),
-      ),
-  )
+  pairs = (y, arrays['y']), (carry, carries(arrays))
+  return weights, convert.to_torch(layer, cell=True), pairs
 
 
 def projected():
@@ -76,14 +77,8 @@ def projected():
   convert.from_torch(stack, folded)
   carry, y = stack.unroll(arrays['x'])
   c = np.stack([pair[way][1] for pair in carry for way in range(2)])
-  return (
-      folded,
-      convert.to_torch(stack),
-      (
-          (y @ projection, arrays['y']),
-          (c, arrays['c']),
-      ),
-  )
+  pairs = (y @ projection, arrays['y']), (c, arrays['c'])
+  return folded, convert.to_torch(stack), pairs
 
 
 def torch_module(name, cls):
@@ -126,21 +121,12 @@ def flashrnn(function, cls):
   heads, size = given[0].shape[1:3]
   layer = cls(IN, heads * size, num_heads=heads, rngs=nnx.Rngs(0))
   convert.from_flashrnn(layer, *given)
+  options = {'function': function, 'dtype': 'float32'}
   states, last = rnnzoo.flashrnn(
-      arrays['Wx'],
-      *given,
-      arrays['start'],
-      function=function,
-      dtype='float32',
+      arrays['Wx'], *given, arrays['start'], **options
   )
-  return (
-      given,
-      convert.to_flashrnn(layer)[:2],
-      (
-          (states, arrays['states']),
-          (last, arrays['last']),
-      ),
-  )
+  pairs = (states, arrays['states']), (last, arrays['last'])
+  return given, convert.to_flashrnn(layer)[:2], pairs
 
 
 def xlstm(name, cls):
@@ -156,17 +142,14 @@ def xlstm(name, cls):
   heads = heads / np.sqrt(heads.var(-1, keepdims=True) + 1e-5)
   normed = heads.reshape(y.shape) * scale
   backend = 'vanilla' if name == 'xlstm' else 'cuda'
-  return (
-      weights,
-      convert.to_xlstm(layer, backend=backend),
-      (
-          ((y, normed), (arrays['y'], arrays['normed'])),
-          (carry, carries(arrays)),
-      ),
+  pairs = ((y, normed), (arrays['y'], arrays['normed'])), (
+      carry,
+      carries(arrays),
   )
+  return weights, convert.to_xlstm(layer, backend=backend), pairs
 
 
-def xlstm_block(name, **options):
+def xlstm_block(name, options=types.MappingProxyType({})):
   arrays, weights = load(name)
   features = arrays['x'].shape[-1]
   block = rnnzoo.SLSTMBlock(
@@ -175,27 +158,18 @@ def xlstm_block(name, **options):
   convert.from_xlstm(block, weights)
   carry, y = block.unroll(arrays['x'])
   backend = 'cuda' if name == 'tirex_block' else 'vanilla'
-  return (
-      weights,
-      convert.to_xlstm(block, backend=backend),
-      ((y, arrays['y']), (carry, carries(arrays))),
-  )
+  pairs = (y, arrays['y']), (carry, carries(arrays))
+  return weights, convert.to_xlstm(block, backend=backend), pairs
 
 
-def keras(name, cls, **options):
+def keras(name, cls):
   arrays, weights = load(f'keras_{name}')
   weights = [weights[str(i)] for i in range(len(weights))]
-  layer = make(cls, **options)
+  layer = make(cls)
   convert.from_keras(layer, weights)
   carry, y = layer.unroll(arrays['x'])
-  return (
-      weights,
-      convert.to_keras(layer),
-      (
-          (y, arrays['y']),
-          (jax.tree.leaves(carry), list(carries(arrays))),
-      ),
-  )
+  pairs = (y, arrays['y']), (jax.tree.leaves(carry), list(carries(arrays)))
+  return weights, convert.to_keras(layer), pairs
 
 
 def haiku(name, cls):
@@ -246,14 +220,8 @@ def flax_nnx(name, cls):
   want_carry, want = nnx.RNN(cells[0], return_carry=True)(x)
   want_carry = want_carry[::-1] if isinstance(want_carry, tuple) else want_carry
   pure = lambda cell: nnx.to_pure_dict(nnx.state(cell, nnx.Param))
-  return (
-      pure(cells[0]),
-      pure(cells[1]),
-      (
-          (y, want),
-          (carry, jax.tree.leaves(want_carry)),
-      ),
-  )
+  pairs = (y, want), (carry, jax.tree.leaves(want_carry))
+  return pure(cells[0]), pure(cells[1]), pairs
 
 
 # (library, its class): arguments of a function above
@@ -281,23 +249,11 @@ CASES |= {
     ('keras 3', 'SimpleRNN'): (keras, 'simplernn', rnnzoo.Elman),
     ('keras 3', 'LSTM'): (keras, 'lstm', rnnzoo.LSTM),
     ('keras 3', 'GRU'): (keras, 'gru', rnnzoo.GRU),
-    ('keras 3', 'GRU, use_bias=False'): (
-        functools.partial(keras, use_bias=False),
-        'gru_no_bias',
-        rnnzoo.GRU,
-    ),
-    ('keras 3', 'Bidirectional(GRU)'): (
-        keras,
-        'bidirectional',
-        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
-    ),
+    ('keras 3', 'GRU, use_bias=False'): (keras, 'gru_no_bias', unbiased),
+    ('keras 3', 'Bidirectional(GRU)'): (keras, 'bidirectional', both_ways),
     ('haiku', 'LSTM'): (haiku, 'lstm', rnnzoo.LSTM),
     ('haiku', 'VanillaRNN'): (haiku, 'vanilla_rnn', relu),
-    ('haiku', 'VanillaRNN, double_bias=False'): (
-        haiku,
-        'vanilla_rnn_one_bias',
-        relu,
-    ),
+    ('haiku', ONE_BIAS): (haiku, 'vanilla_rnn_one_bias', relu),
 }
 CASES |= {
     (f'flax.{library}', name): (function, name, cls)
@@ -310,28 +266,10 @@ CASES |= {
     ('FlashRNN', 'gru'): (flashrnn, 'gru', rnnzoo.GRU),
     ('FlashRNN', 'slstm'): (flashrnn, 'slstm', rnnzoo.SLSTM),
     ('xLSTM', 'sLSTMLayer, no convolution'): (xlstm, 'xlstm', rnnzoo.SLSTM),
-    ('TiRex', 'sLSTMLayer'): (
-        xlstm,
-        'tirex',
-        functools.partial(rnnzoo.SLSTM, max_forget=15),
-    ),
-    ('xLSTM', 'sLSTMLayer'): (
-        functools.partial(xlstm_block, residual=False),
-        'xlstm_layer',
-    ),
+    ('TiRex', 'sLSTMLayer'): (xlstm, 'tirex', bounded),
+    ('xLSTM', 'sLSTMLayer'): (xlstm_block, 'xlstm_layer', {'residual': False}),
     ('xLSTM', 'sLSTMBlock'): (xlstm_block, 'xlstm_block'),
-    ('TiRex', 'sLSTMBlock'): (
-        functools.partial(
-            xlstm_block,
-            conv_width=0,
-            norm='rms',
-            mlp_features=64,
-            mlp_activation='silu',
-            max_forget=15,
-            min_normalizer=0,
-        ),
-        'tirex_block',
-    ),
+    ('TiRex', 'sLSTMBlock'): (xlstm_block, 'tirex_block', TIREX),
 }
 
 # They sum two biases, so only the sum comes back.
@@ -354,14 +292,8 @@ def differences():
   rows = []
   for (library, name), (function, *arguments) in CASES.items():
     _, _, (outputs, states) = function(*arguments)
-    rows.append(
-        {
-            'library': library,
-            'class': name,
-            'outputs': largest(outputs),
-            'states': largest(states),
-        }
-    )
+    row = {'library': library, 'class': name, 'outputs': largest(outputs)}
+    rows.append(row | {'states': largest(states)})
   return rows
 
 
@@ -392,14 +324,8 @@ class LibrariesTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_bound_of_the_forget_gate(self, bound, forget):
     with jax.enable_x64(True):
-      layer = rnnzoo.SLSTM(
-          1,
-          1,
-          num_heads=1,
-          max_forget=bound,
-          param_dtype=jnp.float64,
-          rngs=nnx.Rngs(0),
-      )
+      options = {'max_forget': bound, 'param_dtype': jnp.float64}
+      layer = rnnzoo.SLSTM(1, 1, num_heads=1, rngs=nnx.Rngs(0), **options)
       layer.bias[...] = jnp.array([[-60.0], [30.0], [0.0], [0.0]])
       carry = tuple(jnp.full((1, 1), value) for value in (0.0, 0.0, 1.0, 0.0))
       carry, _ = layer.unroll(jnp.zeros((1, 100, 1)), initial_carry=carry)
