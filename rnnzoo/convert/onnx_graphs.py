@@ -24,7 +24,7 @@ from rnnzoo.models import sequence
 OPSET = 14
 
 # Cell: the operator, and where ONNX's gates stand among ours.
-_OPERATORS = {
+_OPERATORS: dict[Any, tuple[str, list[int]]] = {
     elman.ElmanCell: ('RNN', [0]),
     gru.GRUCell: ('GRU', [1, 0, 2]),
     lstm.LSTMCell: ('LSTM', [0, 3, 1, 2]),

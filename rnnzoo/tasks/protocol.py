@@ -275,9 +275,28 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the task has no such thing; the message says so.
     """
+    if type(self).logits is Task.logits:
+      raise NotImplementedError(
+          f'{self._name()} has no predictions for arrays: it defines no'
+          ' predict(model, inputs)'
+      )
+    return jnp.argmax(self.logits(model, inputs), axis=-1).astype(jnp.int32)
+
+  def logits(self, model: nnx.Module, inputs: Any) -> jax.Array:
+    """Returns the logits of classes, [B, ..., classes]; it is traced.
+
+    Unless a task says otherwise, it predicts the class with the largest one.
+
+    Args:
+      model: a trained model.
+      inputs: as of `predict`.
+
+    Raises:
+      NotImplementedError: the answers of the task are no classes.
+    """
     raise NotImplementedError(
-        f'{self._name()} has no predictions for arrays: it defines no'
-        ' predict(model, inputs)'
+        f'{self._name()} has no probabilities: it defines no logits(model,'
+        ' inputs), as tasks whose answers are classes do'
     )
 
   def in_units(self, predictions: Any) -> Any:

@@ -113,8 +113,6 @@ class Trained:
   seed: int
   task: tasks.Task
 
-  @promotion.of_dtypes
-  @promotion.of_ranks
   def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
 
@@ -129,6 +127,31 @@ class Trained:
       ValueError: the task cannot use these inputs.
       NotImplementedError: the task has no such thing; the message says so.
     """
+    return self.task.in_units(self._answers('predict', inputs))
+
+  def predict_logits(self, inputs: Any) -> jax.Array:
+    """Returns logits of the classes, [B, ..., classes]; see `predict_proba`."""
+    return self._answers('logits', inputs)
+
+  def predict_proba(self, inputs: Any) -> jax.Array:
+    """Returns the probability of each class, float32 [B, ..., classes].
+
+    Classes are in the order of `task.class_names`, where the task has names.
+    The largest probability is the class that `predict` returns.
+
+    Args:
+      inputs: as of `predict`, whose errors it raises, too.
+
+    Raises:
+      NotImplementedError: the answers of the task are no classes.
+    """
+    logits = self.predict_logits(inputs).astype(jnp.float32)
+    return jax.nn.softmax(logits, axis=-1)
+
+  @promotion.of_dtypes
+  @promotion.of_ranks
+  def _answers(self, name: str, inputs: Any) -> Any:
+    """Returns the result of a method of the task, for checked inputs."""
     leaves = jax.tree.leaves(inputs)
     wrong = [leaf for leaf in leaves if isinstance(leaf, str | bytes)]
     if wrong or not leaves:
@@ -147,8 +170,7 @@ class Trained:
         self.task.check_inputs(jax.tree.map(known, inputs))
     else:
       inputs = self.task.check_inputs(inputs)
-    found = self._compiled(nnx.state(self.model), inputs)
-    return self.task.in_units(found)
+    return self._compiled(name, nnx.state(self.model), inputs)
 
   def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns a line for each line; their ends do not matter.
@@ -220,11 +242,11 @@ class Trained:
   @functools.cached_property
   def _compiled(self):
     graphdef = nnx.graphdef(self.model)
-    return jax.jit(
-        lambda state, inputs: self.task.predict(
-            nnx.merge(graphdef, state), inputs
-        )
-    )
+
+    def run(name, state, inputs):
+      return getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
+
+    return jax.jit(run, static_argnums=0)
 
 
 def _without_end(number: int, line: Any) -> str:

@@ -188,6 +188,8 @@ class Float32Test(parameterized.TestCase):
     self.assertEqual(found.dtype, np.float64)
     self.assertLess(np.abs(found[:, 0] - y).max(), 100)
     np.testing.assert_array_equal(loaded.predict(x[:3]), found[:3])
+    with self.assertRaisesRegex(NotImplementedError, 'no probabilities'):
+      loaded.predict_proba(x)
 
   @parameterized.named_parameters(
       ('two_modes', np.arange(240) - 1e9 + 2e9 * (np.arange(240) // 6 % 2)),
@@ -422,8 +424,14 @@ class SequenceTaskTest(parameterized.TestCase):
     x = np.ones((2, 9, 2))
     self.assertEqual(loaded.predict(x).shape, (2,))
     np.testing.assert_array_equal(jax.jit(loaded.predict)(x), loaded.predict(x))
-    with self.assertRaisesRegex(ValueError, 'must have 2 columns'):
-      loaded.predict(x[..., :1])
+    share = loaded.predict_proba(x)
+    np.testing.assert_allclose(share.sum(-1), 1, atol=1e-6)
+    np.testing.assert_array_equal(share.argmax(-1), loaded.predict(x))
+    log_share = jax.nn.log_softmax(loaded.predict_logits(x))
+    np.testing.assert_allclose(log_share, np.log(share), atol=1e-5)
+    for ask in (loaded.predict, loaded.predict_proba):
+      with self.assertRaisesRegex(ValueError, 'must have 2 columns'):
+        ask(x[..., :1])
 
   def test_predict(self):
     task = self.task()

@@ -157,7 +157,7 @@ class SequentialImages(protocol.Classification):
       rngs: nnx.Rngs | None = None,
   ) -> protocol.Evaluation:
     """Returns cross entropies, hits and predicted classes of a batch."""
-    logits = self._logits(model, examples, rngs)
+    logits = self.logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
     return protocol.evaluation(logits, examples['label'], smoothing)
 
@@ -176,17 +176,8 @@ class SequentialImages(protocol.Classification):
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
     return pixels if pixels.shape[1:] == steps else self._sequences(pixels)
 
-  def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
-    """Returns classes, int32 [B], of sequences [B, T, in] as in `splits`.
-
-    Args:
-      model: a trained model.
-      inputs: the sequences, or a dict of them, as `check_inputs` returns them.
-    """
-    logits = self._logits(model, inputs)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-  def _logits(self, model, inputs, rngs=None) -> jax.Array:
+  def logits(self, model, inputs, rngs=None) -> jax.Array:
+    """Returns logits [B, classes] of sequences [B, T, in] as in `splits`."""
     if not isinstance(inputs, Mapping):
       inputs = {'inputs': inputs}
     x = inputs['inputs'].astype(jnp.float32) / self._white

@@ -220,12 +220,9 @@ class SkeletonActions(protocol.Classification):
     """
     return skeleton_inputs.check(inputs, self._data)
 
-  def predict(
-      self, model: nnx.Module, inputs: Mapping[str, jax.Array]
-  ) -> jax.Array:
-    """Returns classes, counted from 0, int32 [B], of checked inputs."""
-    logits = self._logits(model, inputs)
-    return jnp.argmax(jnp.mean(logits, axis=1), axis=-1).astype(jnp.int32)
+  def logits(self, model, inputs) -> jax.Array:
+    """Returns logits [B, classes], the mean over the samplings of each."""
+    return jnp.mean(self._logits(model, inputs), axis=1)
 
   def predict_lines(
       self, model: nnx.Module, lines: Iterable[str]

@@ -248,14 +248,26 @@ class SequenceTask(protocol.Task):
       inputs: x [B, T, F], in the units of the data, of any T; or a mapping
         with 'x' and 'lengths' int [B]; see `check_inputs`.
     """
+    return self.answers.predict(self._answers(model, inputs))
+
+  def logits(self, model, inputs) -> jax.Array:
+    """Returns the logits of classes, with an axis of time where `predict` has.
+
+    Raises:
+      NotImplementedError: the answers are numbers.
+    """
+    if isinstance(self.answers, answers_lib.Numbers):
+      return super().logits(model, inputs)
+    return self._answers(model, inputs)
+
+  def _answers(self, model, inputs) -> jax.Array:
     if not isinstance(inputs, Mapping):
       inputs = {'x': inputs}
     x = inputs['centred' if 'centred' in inputs else 'x']
     if 'centred' not in inputs and self.shift.any():
       _warn_of_digits(x.dtype, self.shift)
       x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
-    outputs = self._outputs(model, x, inputs.get('lengths'))
-    return self.answers.predict(outputs)
+    return self._outputs(model, x, inputs.get('lengths'))
 
   def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.

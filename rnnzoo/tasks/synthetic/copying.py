@@ -130,15 +130,12 @@ class Recall(made.MadeTask):
   def check_inputs(self, inputs):
     return token_inputs.check(inputs, self.num_tokens, self._data.num_symbols)
 
-  def predict(self, model, inputs) -> jax.Array:
-    """Returns the symbols, int32 [B, K].
+  def logits(self, model, inputs) -> jax.Array:
+    """Returns logits [B, K, symbols] of the K symbols that are named.
 
-    Args:
-      model: a trained model.
-      inputs: tokens, [B, T], with the steps on which they are named.
+    The tokens, [B, T], have the steps on which they are.
     """
-    answers = _logits(model, inputs)[:, -self._data.num_symbols :]
-    return jnp.argmax(answers, axis=-1).astype(jnp.int32)
+    return _logits(model, inputs)[:, -self._data.num_symbols :]
 
 
 class CopyMemory(Recall):

@@ -177,17 +177,10 @@ class StateTracking(made.MadeTask):
   def check_inputs(self, inputs):
     return token_inputs.check_with_length(inputs, self.language.num_tokens)
 
-  def predict(self, model, inputs) -> jax.Array:
-    """Returns the labels of whole strings, int32 [B].
-
-    Args:
-      model: a trained model.
-      inputs: {'tokens': [B, T], 'length': [B]}.
-    """
+  def logits(self, model, inputs) -> jax.Array:
+    """Returns logits [B, labels] of the whole strings of 'tokens', [B, T]."""
     logits = self._logits(model, inputs)
-    if self._every_step:
-      logits = _at_last(logits, inputs['length'])
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return _at_last(logits, inputs['length']) if self._every_step else logits
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns accuracies over length: numbers, a table and a figure.
