@@ -133,9 +133,7 @@ class Recall(made.MadeTask):
   def predict(self, model, inputs) -> jax.Array:
     """Returns the symbols, int32 [B, K].
 
-    Args:
-      model: a trained model.
-      inputs: tokens, [B, T], with the steps on which they are named.
+    Inputs are tokens, [B, T], with the steps on which symbols are named.
     """
     answers = _logits(model, inputs)[:, -self._data.num_symbols :]
     return jnp.argmax(answers, axis=-1).astype(jnp.int32)

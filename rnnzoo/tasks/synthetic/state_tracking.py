@@ -178,12 +178,7 @@ class StateTracking(made.MadeTask):
     return token_inputs.check_with_length(inputs, self.language.num_tokens)
 
   def predict(self, model, inputs) -> jax.Array:
-    """Returns the labels of whole strings, int32 [B].
-
-    Args:
-      model: a trained model.
-      inputs: {'tokens': [B, T], 'length': [B]}.
-    """
+    """Returns labels, int32 [B], of {'tokens': [B, T], 'length': [B]}."""
     logits = self._logits(model, inputs)
     if self._every_step:
       logits = _at_last(logits, inputs['length'])
