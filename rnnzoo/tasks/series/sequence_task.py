@@ -243,10 +243,7 @@ class SequenceTask(protocol.Task):
     With answers at every step there is an axis of time after B. Numbers lack
     `answers.shift`, which `in_units` adds.
 
-    Args:
-      model: a trained model.
-      inputs: x [B, T, F], in the units of the data, of any T; or a mapping
-        with 'x' and 'lengths' int [B]; see `check_inputs`.
+    Inputs are as `check_inputs` takes or returns them.
     """
     return self.answers.predict(self._answers(model, inputs))
 
@@ -322,10 +319,9 @@ def check_inputs(
     inputs: x, or a mapping with 'x' and maybe 'lengths'.
     columns: the number of columns, F, of the model.
     allow_nan: whether x may hold NaN.
-    has_field: whether the task has the field `config.data.missing`, by which a
-      model is trained to take NaN.
-    shift: numbers taken off columns before float32 rounds them, [F]; None for
-      nothing.
+    has_field: whether the task has `config.data.missing`, by which a model is
+      trained to take NaN.
+    shift: numbers taken off columns before float32 rounds them, [F], or None.
     are_ragged: whether training had sequences of several lengths.
 
   Raises:

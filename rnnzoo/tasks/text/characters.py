@@ -164,14 +164,9 @@ class Characters(protocol.Task):
   def sample(self, model, prompt, key, *, length=None, temperature=None):
     """Returns the prompt and then one character after another.
 
-    Args:
-      model: a trained model.
-      prompt: the text's beginning; '' for a new line or, where the text has
-        none, its first character by code point.
-      key: the key of all random choices.
-      length: characters after the prompt; None for the config's.
-      temperature: divisor of the logits, 0 for the most likely character; None
-        for the config's.
+    A prompt '' stands for a new line or, where the text has none, its first
+    character by code point. `length` counts characters after the prompt, and
+    temperature 0 takes the most likely one; None is the config's.
 
     Raises:
       ValueError: the prompt has characters that the text has not, or another

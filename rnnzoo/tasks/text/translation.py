@@ -239,12 +239,9 @@ class Translation(protocol.Task):
   def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
     """Returns the mean cross entropy of each target, in nats a token.
 
-    Args:
-      model: a model of `build_model`.
-      examples: the examples of one bucket.
-      rngs: the source of dropout masks and of the choice between the target's
-        own tokens and the model's in training, None in evaluation, which sees
-        the target's own.
+    Examples are of one bucket. In training `rngs` is the source of dropout
+    masks and of the choice between the target's own tokens and the model's;
+    evaluation sees the target's own.
     """
     target = jnp.asarray(examples['target'])
     logits = model(
@@ -272,9 +269,7 @@ class Translation(protocol.Task):
   def predict(self, model, inputs) -> jax.Array:
     """Returns the tokens of the translations, int32 [B, output_length].
 
-    Args:
-      model: a trained model.
-      inputs: tokens int32 [B, S], as in the splits' 'source'.
+    Inputs are tokens int32 [B, S], as in the splits' 'source'.
     """
     source = jnp.asarray(inputs, jnp.int32)
     lengths = jnp.sum(source != decoding.PAD, axis=1)
@@ -283,10 +278,8 @@ class Translation(protocol.Task):
   def predict_lines(self, model, lines):
     """Returns a translation for each line.
 
-    Args:
-      model: a trained model.
-      lines: lines to translate; `config.data.decode_batch_size` are read before
-        the first is translated.
+    `config.data.decode_batch_size` lines are read before the first is
+    translated.
     """
     decode = self._decoder(model, self._data.num_beams)
     lines = iter(lines)
