@@ -108,15 +108,11 @@ def flax_scanned(arrays: Any, resets: jax.Array) -> jax.Array:
   kernel, recurrent, bias = (
       state[name] for name in ('kernel', 'recurrent_kernel', 'bias')
   )
-  last = state['cell_params']['recurrent_bias']
-  cell = {
-      f'{side}{gate}': {'kernel': weights[i]}
-      for i, gate in enumerate('rzn')
-      for side, weights in (('i', kernel), ('h', recurrent[:, 0]))
-  }
+  cell: dict[str, Any] = {}
   for i, gate in enumerate('rzn'):
-    cell[f'i{gate}']['bias'] = bias[i]
-  cell['hn']['bias'] = last
+    cell[f'i{gate}'] = {'kernel': kernel[i], 'bias': bias[i]}
+    cell[f'h{gate}'] = {'kernel': recurrent[i, 0]}
+  cell['hn']['bias'] = state['cell_params']['recurrent_bias']
   features = kernel.shape[-1]
   h = jnp.zeros((x.shape[1], features), x.dtype)
   params = {'params': {'GRUCell_0': cell}}

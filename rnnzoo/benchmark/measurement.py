@@ -140,7 +140,9 @@ def take_turns(
     watchdog: timing.Watchdog,
 ) -> None:
   """Times a call for each row, in turn, and adds the times to the rows."""
-  begin = lambda index: watchdog.start(f'timing {rows[index]["program"]}')
+  begin = lambda index: watchdog.start(
+      f'timing {case.layer}, {rows[index]["program"]}'
+  )
   times = timing.interleave(calls, timer.repeats, begin, timer.pace)
   for row, each in zip(rows, times, strict=True):
     row |= dataclasses.asdict(each)

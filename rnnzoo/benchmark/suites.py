@@ -252,6 +252,12 @@ def _memory() -> Suite:
       '3 x IRevRNN': Shape(64, 200, 10, 128),
       '4 x IRevRNN': Shape(128, 500, 10, 256),
   }
+  kept = (
+      ('small', ('LSTM', *_INNER, '2 x IRevRNN'), _SCANS),
+      ('4000_steps', ('LSTM', 'GRU'), _SCANS),
+      ('inner_steps', _INNER, ['scan', 'associative_scan']),
+      *((name, [name], ['scan']) for name in published),
+  )
   kernels = {'LSTM': '1x768', 'GRU': '12x64', 'IndRNN': '512'}.items()
   # 256 rows of 768 units run in tiles.
   more = '512=16,4096,512,512 256x256x768=256,256,768,768'
@@ -264,25 +270,7 @@ def _memory() -> Suite:
           **_shapes(more),
       },
       [
-          Entry(
-              ['small'],
-              ('LSTM', *_INNER, '2 x IRevRNN'),
-              _LAYER,
-              (F32,),
-              _SCANS,
-          ),
-          Entry(['4000_steps'], ('LSTM', 'GRU'), _LAYER, (F32,), _SCANS),
-          Entry(
-              ['inner_steps'],
-              _INNER,
-              _LAYER,
-              (F32,),
-              ['scan', 'associative_scan'],
-          ),
-          *(
-              Entry([name], [name], _LAYER, (F32,), ['scan'])
-              for name in published
-          ),
+          *(Entry([at], own, _LAYER, (F32,), ways) for at, own, ways in kept),
           *(Entry([at], [name], _LAYER, _BOTH, _KEEP) for name, at in kernels),
           *(
               Entry([at], [f'4 x {name}'], _LAYER, (BF16,), _KEEP)

@@ -234,9 +234,8 @@ def from_linen(
   if isinstance(layer.cell, gru.GRUCell):
     extra = take('hn/bias', (features,))
   entries.finish()
-  hidden = np.stack(hidden)[:, None]
-  weights = weights_lib.Weights(np.stack(inputs), hidden, np.stack(bias), extra)
-  weights_lib.store(layer, weights)
+  arrays = np.stack(inputs), np.stack(hidden)[:, None], np.stack(bias), extra
+  weights_lib.store(layer, weights_lib.Weights(*arrays))
 
 
 def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:

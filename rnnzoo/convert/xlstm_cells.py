@@ -144,7 +144,7 @@ def _take_cell(
   )
   # xLSTM's backends lay out the cell in two ways; TiRex uses 'cuda' order.
   transposed = (heads, 4 * size, size)
-  vanilla = np.shape(entries.left.get(start + _KERNEL)) == transposed
+  vanilla = np.shape(entries.left.get(start + _KERNEL, 0)) == transposed
   shape = transposed if vanilla else (heads, size, 4 * size)
   inner = entries.take(start + _KERNEL, shape, layer)
   bias = entries.take(start + _BIAS, (4 * heads * size,), layer)

@@ -33,7 +33,7 @@ def run(*arguments):
   return code, out.getvalue()
 
 
-class SweepsTest(absltest.TestCase):
+class FactsTest(absltest.TestCase):
 
   def output(self):
     return pathlib.Path(self.create_tempdir().full_path) / 'out.json'
