@@ -240,7 +240,7 @@ class TaskTest(parameterized.TestCase):
     @jax.jit
     def run(examples):
       rngs = None if seed is None else nnx.Rngs(dropout=seed)
-      return task._logits(lambda x, rngs: x, examples, rngs)
+      return task.logits(lambda x, rngs: x, examples, rngs)
 
     return run(examples)
 

@@ -440,7 +440,7 @@ class SequentialMnistTest(parameterized.TestCase):
     ):
       inputs = tasks[name].splits['train']['inputs']
       np.testing.assert_allclose(
-          tasks[name]._logits(identity, inputs), want, atol=1e-5, err_msg=name
+          tasks[name].logits(identity, inputs), want, atol=1e-5, err_msg=name
       )
 
   def test_initial_values(self):
