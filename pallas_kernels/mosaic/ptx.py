@@ -204,15 +204,13 @@ def _letter(t: ir.Type) -> str:
 def fragmented(values: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
   """Returns an array of a thread's own elements, inside `inline_mgpu`."""
   element = _type(dtype)
-  kind = ir.VectorType.get((1,), element)
-  return _of_registers([vector.broadcast(kind, x) for x in values], dtype)
-
-
-def _of_registers(registers: Sequence[ir.Value], dtype) -> mgpu.FragmentedArray:
+  registers = [
+      vector.broadcast(ir.VectorType.get((1,), element), x) for x in values
+  ]
   is_float = jnp.dtype(dtype) == jnp.float32
   return mgpu.FragmentedArray(
       _registers=np.asarray(registers, dtype=object),
-      _layout=mgpu.WGStridedFragLayout((len(registers) * LANES,), 1),
+      _layout=mgpu.WGStridedFragLayout((len(values) * LANES,), 1),
       _is_signed=None if is_float else True,
   )
 
@@ -232,7 +230,8 @@ def stack(arrays: Sequence[Array]) -> Array:
       ),
   )
   def inline(_, *args):
-    return _of_registers([r for x in args for r in x.registers.flat], dtype)
+    values = [v for x in args for v in _scalars(x, 'array')]
+    return fragmented(values, dtype)
 
   return inline(*arrays)
 
@@ -251,7 +250,7 @@ def unstack(array: Array) -> list[Array]:
       ),
   )
   def inline(_, x):
-    return tuple(_of_registers([r], array.dtype) for r in x.registers.flat)
+    return tuple(fragmented([v], array.dtype) for v in _scalars(x, 'array'))
 
   return list(inline(array))
 
