@@ -102,7 +102,7 @@ def _levels(model: Any) -> list[list[Any]]:
     for name in ('norms', 'residual'):
       if getattr(layer, name):
         raise ValueError(
-            f'A Stack can be written as ONNX without {name}; this one has them.'
+            f'This Stack has {name}; one without {name} can be written as ONNX.'
         )
   levels: list[list[Any]] = []
   for part, level, backward in weights_lib.parts(layer):
