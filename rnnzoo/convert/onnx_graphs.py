@@ -45,15 +45,13 @@ def to_onnx(
       (y,) = session.run(None, {'x': x})
 
   The graph computes in float32, and takes any batch and any number of steps.
-  With one step and `initial_carry`, it takes steps of a stream. Its inputs are
+  With one step and `initial_carry`, it takes steps of a stream.
 
-  * `x`, [batch, time, in_features], or tokens, int64 [batch, time];
-  * `seq_lengths`, int32 [batch], if asked for;
-  * `h_k`, and `c_k` of an LSTM, if asked for: the initial carry of level k,
-    [directions, batch, features].
-
-  Its outputs are `y`, which the model returns, and the final carries `last_h_k`
-  and `last_c_k` where it takes initial ones.
+  Inputs are `x`, [batch, time, in_features], or tokens, int64 [batch, time];
+  `seq_lengths`, int32 [batch], if asked for; and, if asked for, the initial
+  carry of each level k, `h_k`, and `c_k` of an LSTM, [directions, batch,
+  features]. Outputs are `y`, which the model returns, and the final carries
+  `last_h_k` and `last_c_k` where it takes initial ones.
 
   Args:
     model: an `Elman`, `GRU`, `IndRNN` or `LSTM`, a `Bidirectional` of such a
