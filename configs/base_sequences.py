@@ -39,7 +39,11 @@ def get_config() -> ml_collections.ConfigDict:
   # 'classification', whose y holds integers, booleans or strings, or
   # 'regression', whose y holds numbers.
   data.kind = 'classification'
-  # Whether y has an answer for every step.
+  # The head of a 'regression': 'point' for numbers alone; 'quantiles',
+  # 'gaussian' or 'student' for the distribution of each.
+  data.head = 'point'
+  # Whether y has an answer for every step. A step without one has the label
+  # -100, or NaN.
   data.every_step = False
   # Whether each column is shifted and scaled to mean 0 and deviation 1 over the
   # valid training steps, and for 'regression' each number of y likewise.

@@ -14,6 +14,7 @@ import jax
 
 import rnnzoo
 from rnnzoo import tasks
+from rnnzoo.command import answers
 from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.tasks import fields
@@ -136,9 +137,28 @@ def _evaluate(words: list[str]) -> None:
 
 
 def _predict(words: list[str]) -> None:
-  """Prints a line for each line of stdin."""
-  parser = _run_parser('predict', 'Prints a line for each line of stdin.')
-  command_line.predict(_load(parser.parse_args(words)))
+  """Answers the arrays of a file, or each line of stdin."""
+  parser = _run_parser(
+      'predict',
+      'Answers the arrays of --input or, without it, each line of stdin.',
+  )
+  parser.add_argument('--input', help='arrays in an .npz or .csv file')
+  parser.add_argument(
+      '--output', help='.npz or .csv; the standard output by default'
+  )
+  parser.add_argument(
+      '--proba', action='store_true', help='the probability of each class, too'
+  )
+  parsed = parser.parse_args(words)
+  if parsed.input is None:
+    if parsed.output or parsed.proba:
+      parser.error('--output and --proba are for the arrays of --input')
+    command_line.predict(_load(parsed))
+    return
+  with processes.one_sentence():
+    inputs = answers.read(fields.expand(parsed.input, '--input'))
+    output = parsed.output and fields.expand(parsed.output, '--output')
+    answers.write(output, _load(parsed), inputs, parsed.proba)
 
 
 def _sample(words: list[str]) -> None:

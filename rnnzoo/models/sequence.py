@@ -151,6 +151,8 @@ class SequenceModel(nnx.Module):
   ) -> tuple[Any, Array]:
     """Takes one step: returns the carry after it, and the answer.
 
+    A model that answers at the end answers as if the sequence ended here.
+
     Args:
       carry: result of `initial_carry` or the last step.
       x: [..., in_features], or tokens, int [...].
@@ -161,8 +163,7 @@ class SequenceModel(nnx.Module):
       The carry, and the answer [..., out_features].
 
     Raises:
-      NotImplementedError: the model answers at the end only, or its backbone
-        reads backwards as well.
+      NotImplementedError: the backbone reads backwards as well.
       ValueError: an argument has the wrong shape or dtype.
     """
     self._check_steps()
@@ -179,13 +180,7 @@ class SequenceModel(nnx.Module):
       return carry, self.head(y)
 
   def _check_steps(self) -> None:
-    """Raises NotImplementedError unless each step has an answer of its own."""
-    if not self.every_step:
-      raise NotImplementedError(
-          f'{type(self).__name__} answers at the end of a sequence, so it takes'
-          ' no single steps. SequenceModel(..., every_step=True) does, and so'
-          ' does the backbone of this model.'
-      )
+    """Raises NotImplementedError where a step needs later ones."""
     if bidirectional.is_inside(self.backbone):
       raise NotImplementedError(
           f'{type(self).__name__} cannot take single steps here: the backward'

@@ -159,6 +159,9 @@ class Task(abc.ABC):
       not be named.
     label_smoothing: `config.model.label_smoothing` of a task that smooths
       labels; else nothing but zero is allowed there.
+    every_step: whether `predict` answers every step, [B, T, ...].
+    has_stream: whether the task can answer step by step: its `predict` calls
+      the model once, with inputs [B, T, ...] of any T.
   """
 
   dataset: str
@@ -166,6 +169,8 @@ class Task(abc.ABC):
   batch_size: int
   metrics: tuple[Metric, ...]
   label_smoothing: float = 0.0
+  every_step: bool = False
+  has_stream: bool = False
 
   @abc.abstractmethod
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -297,6 +302,48 @@ class Task(abc.ABC):
     raise NotImplementedError(
         f'{self._name()} has no probabilities: it defines no logits(model,'
         ' inputs), as tasks whose answers are classes do'
+    )
+
+  def distribution(self, model: nnx.Module, inputs: Any) -> Any:
+    """Returns distributions of the numbers that `predict` returns; traced.
+
+    Args:
+      model: a trained model.
+      inputs: as of `predict`.
+
+    Returns:
+      A NamedTuple of arrays in the units of `predict`.
+
+    Raises:
+      NotImplementedError: the answers of the task are no numbers.
+    """
+    del model, inputs
+    raise NotImplementedError(
+        f'{self._name()} has no distributions: it defines no'
+        ' distribution(model, inputs), as tasks whose answers are numbers do'
+    )
+
+  def model_inputs(self, inputs: Any) -> Any:
+    """Returns the first argument of the model, of the result of `check_inputs`.
+
+    It may be traced.
+    """
+    return inputs
+
+  def examples(self, inputs: Any, y: Any) -> Examples:
+    """Returns examples as in `splits`, for `Trained.score`.
+
+    Args:
+      inputs: the result of `check_inputs`.
+      y: the true answers, as a user gave them.
+
+    Raises:
+      ValueError: y does not fit the inputs.
+      NotImplementedError: the task has no such thing; the message says so.
+    """
+    raise NotImplementedError(
+        f'{self._name()} has no scores for arrays: it defines no'
+        ' examples(inputs, y)'
     )
 
   def in_units(self, predictions: Any) -> Any:
@@ -431,6 +478,46 @@ class Classification(Task):
     """Returns the confusions of all seeds together."""
     del best_model
     return confusions_report(results, self.class_names)
+
+  def examples(self, inputs, y):
+    """Returns inputs, named 'inputs' where they have no names, and labels."""
+    if not isinstance(inputs, Mapping):
+      inputs = {'inputs': inputs}
+    count = len(next(iter(inputs.values())))
+    return {**inputs, 'label': labels_of(y, self.class_names, (count,))}
+
+
+def labels_of(
+    y: Any, class_names: Sequence[str], shape: tuple[int, ...]
+) -> np.ndarray:
+  """Returns true classes as places in the names, int32.
+
+  Args:
+    y: names, what `str` makes names of, or, where no name is a number, places.
+    class_names: names of the classes.
+    shape: the shape that y must have.
+
+  Raises:
+    ValueError: y has another shape, or an unknown class.
+  """
+  given = np.asarray(y)
+  if given.shape != shape:
+    raise ValueError(
+        f'y must have the shape {list(shape)}, a class for each answer; its'
+        f' shape is {list(given.shape)}'
+    )
+  places = {name: place for place, name in enumerate(class_names)}
+  if given.dtype.kind in 'iu' and not any(map(str.isdecimal, class_names)):
+    places = {str(place): place for place in range(len(class_names))}
+  classes, index = np.unique(given, return_inverse=True)
+  for name in map(str, classes.tolist()):
+    if name not in places:
+      raise ValueError(
+          f'y must hold the classes {", ".join([*places][:8])}'
+          f'{", ..." * (len(places) > 8)}; got {fields.shorten(name)}'
+      )
+  found = [places[name] for name in map(str, classes.tolist())]
+  return np.array(found, np.int32)[index].reshape(shape)
 
 
 def evaluation(

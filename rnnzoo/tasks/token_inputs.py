@@ -50,12 +50,17 @@ def check_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
 
   Args:
-    given: such a mapping, as a user gave it.
+    given: such a mapping, as a user gave it; or tokens alone, all of which
+      count.
     num_tokens: upper bound of tokens, excluded.
 
   Raises:
     ValueError: the mapping is something else.
   """
+  if hasattr(given, 'dtype'):
+    tokens = check(given, num_tokens)
+    length = np.full(len(tokens), tokens.shape[1], np.int32)
+    return {'tokens': tokens, 'length': length}
   if not isinstance(given, Mapping) or set(given) != {'tokens', 'length'}:
     raise ValueError(
         "inputs must be a dict of 'tokens' [B, T] and 'length' [B]; got"

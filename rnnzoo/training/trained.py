@@ -1,6 +1,7 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
 import dataclasses
 import functools
 import inspect
@@ -8,6 +9,7 @@ import itertools
 import numbers
 import os
 import pathlib
+import types
 from typing import Any
 import warnings
 
@@ -30,6 +32,7 @@ from rnnzoo.training import report
 from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
+from rnnzoo.training import streams
 
 
 def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
@@ -96,12 +99,15 @@ def evaluate_best(
   return tests
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Trained:
   """The model of the best epoch of one seed.
 
+  Its methods take data in the units of the data set, and check them.
+
   Attributes:
-    model: the model.
+    model: the model, which takes normalised inputs and no others:
+      `trained.model(trained.normalise(x))`.
     config: the config of the run.
     seed: one of the run's seeds.
     task: the task that predicts. `task.splits` shows examples of inputs; where
@@ -112,6 +118,16 @@ class Trained:
   config: ml_collections.ConfigDict
   seed: int
   task: tasks.Task
+
+  def __repr__(self) -> str:
+    model, leaves = self.config.model, jax.tree.leaves(nnx.state(self.model))
+    return (
+        f'Trained({self.config.task}: {model.layer} {model.num_layers} x'
+        f' {model.features}, seed {self.seed}, '
+        f'{sum(leaf.size for leaf in leaves):,} numbers)\n'
+        '  trained.predict(x), trained.score(x, y): x in units of the data\n'
+        '  trained.model(trained.normalise(x)): the module takes normalised x'
+    )
 
   def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
@@ -127,11 +143,11 @@ class Trained:
       ValueError: the task cannot use these inputs.
       NotImplementedError: the task has no such thing; the message says so.
     """
-    return self.task.in_units(self._answers('predict', inputs))
+    return self._answer('predict', inputs)
 
   def predict_logits(self, inputs: Any) -> jax.Array:
     """Returns logits of the classes, [B, ..., classes]; see `predict_proba`."""
-    return self._answers('logits', inputs)
+    return self._answer('predict_logits', inputs)
 
   def predict_proba(self, inputs: Any) -> jax.Array:
     """Returns the probability of each class, float32 [B, ..., classes].
@@ -145,13 +161,116 @@ class Trained:
     Raises:
       NotImplementedError: the answers of the task are no classes.
     """
-    logits = self.predict_logits(inputs).astype(jnp.float32)
-    return jax.nn.softmax(logits, axis=-1)
+    return self._answer('predict_proba', inputs)
+
+  def predict_distribution(self, inputs: Any) -> Any:
+    """Returns the distribution of each number that `predict` returns.
+
+    Args:
+      inputs: as of `predict`, whose errors it raises, too.
+
+    Returns:
+      A NamedTuple: `mean` as of `predict`, `quantiles` [..., D, 19], and their
+      `levels` from .05 to .95. Without a head that tells distributions
+      (config.data.head), all quantiles are the prediction.
+
+    Raises:
+      NotImplementedError: the answers of the task are no numbers.
+    """
+    return self._answer('predict_distribution', inputs)
+
+  def normalise(self, inputs: Any) -> Any:
+    """Returns inputs of `predict` as `model` takes them.
+
+    Lengths are left out; they are the model's `seq_lengths`.
+    """
+    return self.task.model_inputs(self._checked(inputs))
+
+  def score(self, inputs: Any, y: Any) -> dict[str, float]:
+    """Returns all metrics of the task by name, the main one first.
+
+    Args:
+      inputs: as of `predict`, whose errors it raises, too.
+      y: the true answers, as the data set has them: names or numbers of
+        classes, or numbers in their units.
+
+    Raises:
+      ValueError: y does not fit the inputs, or has an unknown class.
+      NotImplementedError: the task has no such thing; the message says so.
+    """
+    examples = dict(self.task.examples(self._checked(inputs), y))
+    size = protocol.num_examples(examples)
+    batch = min(size, self.config.eval_batch_size)
+    parts = []
+    for first in range(0, size, batch):
+      # All batches are equally long; what is too much is cut off.
+      rows = np.minimum(np.arange(first, first + batch), size - 1)
+      part = {name: np.asarray(x)[rows] for name, x in examples.items()}
+      found = self._compiled('evaluate', nnx.state(self.model), part)
+      rest = slice(size - first)
+      parts.append(
+          jax.tree.map(lambda x, rest=rest: np.asarray(x)[rest], found)
+      )
+    whole = jax.tree.map(lambda *part: np.concatenate(part), *parts)
+    tested = copy.copy(self.task)
+    tested.splits = {'test': examples}
+    measured = tested.measure(self.model, 'test', whole.predictions)
+    values = metrics_lib.of_test(whole, measured, tested)
+    return {m.name: values[m.name] for m in protocol.all_metrics(tested)}
+
+  def stream(self, answers: str = 'predict') -> streams.Stream:
+    """Returns an object that answers step by step.
+
+    Args:
+      answers: the method whose answers are wanted, such as 'predict_proba'.
+
+    Raises:
+      ValueError: there is no such method.
+      NotImplementedError: the task answers whole inputs only, or the model
+        reads backwards as well.
+    """
+    settings.choice(answers, _METHODS, 'answers')
+    if not self.task.has_stream:
+      raise NotImplementedError(
+          f'the task {type(self.task).__name__} has no stream: it answers whole'
+          ' inputs only'
+      )
+    model: Any = self.model
+    model.initial_carry((1,))  # Or it says why not.
+
+    def step(carry, reset, x):
+      name, inputs = _METHODS[answers], self._checked(x)
+      carry, raw = self._compiled_step(
+          name, nnx.state(self.model), carry, reset, inputs
+      )
+      return carry, self._finished(answers, raw)
+
+    return streams.Stream(step)
+
+  def _answer(self, method: str, inputs: Any) -> Any:
+    inputs = self._checked(inputs)
+    name, state = _METHODS[method], nnx.state(self.model)
+    return self._finished(method, self._compiled(name, state, inputs))
+
+  def _finished(self, method: str, raw: Any) -> Any:
+    """Returns the answers of a method, of the answers of the task."""
+    if method == 'predict':
+      return self.task.in_units(raw)
+    if method == 'predict_distribution':
+      last_first = lambda x: np.moveaxis(x, -1, 0)
+      quantiles = self.task.in_units(last_first(raw.quantiles))
+      return raw._replace(
+          mean=self.task.in_units(raw.mean),
+          quantiles=np.moveaxis(quantiles, 0, -1),
+      )
+    if method == 'predict_proba':
+      return jax.nn.softmax(raw.astype(jnp.float32), axis=-1)
+    return raw
 
   @promotion.of_dtypes
   @promotion.of_ranks
-  def _answers(self, name: str, inputs: Any) -> Any:
-    """Returns the result of a method of the task, for checked inputs."""
+  def _checked(self, inputs: Any) -> Any:
+    """Returns inputs as the task takes them; traced ones as they are."""
     leaves = jax.tree.leaves(inputs)
     wrong = [leaf for leaf in leaves if isinstance(leaf, str | bytes)]
     if wrong or not leaves:
@@ -160,17 +279,16 @@ class Trained:
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
     is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
-    if any(map(is_traced, leaves)):
-      # Only names and shapes are known. 1 may be a length, 1/2 a share.
-      half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
-      full = lambda x: np.full(x.shape, half(x), x.dtype)
-      known = lambda x: full(x) if is_traced(x) else x
-      with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        self.task.check_inputs(jax.tree.map(known, inputs))
-    else:
-      inputs = self.task.check_inputs(inputs)
-    return self._compiled(name, nnx.state(self.model), inputs)
+    if not any(map(is_traced, leaves)):
+      return self.task.check_inputs(inputs)
+    # Only names and shapes are known. 1 may be a length, 1/2 a share.
+    half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
+    full = lambda x: np.full(x.shape, half(x), x.dtype)
+    known = lambda x: full(x) if is_traced(x) else x
+    with warnings.catch_warnings():
+      warnings.simplefilter('ignore')
+      self.task.check_inputs(jax.tree.map(known, inputs))
+    return inputs
 
   def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns a line for each line; their ends do not matter.
@@ -243,10 +361,40 @@ class Trained:
   def _compiled(self):
     graphdef = nnx.graphdef(self.model)
 
+    @promotion.of_dtypes
+    @promotion.of_ranks
+    @functools.partial(jax.jit, static_argnums=0)
     def run(name, state, inputs):
       return getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
 
-    return jax.jit(run, static_argnums=0)
+    return run
+
+  @functools.cached_property
+  def _compiled_step(self):
+    graphdef = nnx.graphdef(self.model)
+
+    @promotion.of_dtypes
+    @promotion.of_ranks
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(name, state, carry, reset, inputs):
+      model = streams.Stepping(nnx.merge(graphdef, state), carry, reset)
+      answer = getattr(self.task, name)(model, inputs)
+      if self.task.every_step:
+        answer = jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, answer)
+      return model.carry, answer
+
+    return run
+
+
+# Methods of `Trained`, and the methods of a task that they call.
+_METHODS = types.MappingProxyType(
+    {
+        'predict': 'predict',
+        'predict_distribution': 'distribution',
+        'predict_logits': 'logits',
+        'predict_proba': 'logits',
+    }
+)
 
 
 def _without_end(number: int, line: Any) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import pathlib
-import warnings
 
 from absl import flags
 from absl.testing import absltest
@@ -158,8 +157,8 @@ class Float32Test(parameterized.TestCase):
     self.assertNotIn('WARNING', printed)
     near, near_loaded, _ = self.task(ticks)
     for name, split in task.splits.items():
-      z = task._outputs(lambda x, **_: x, split['x'])
-      expected = near._outputs(lambda x, **_: x, near.splits[name]['x'])
+      z = task._standardized(split['x'])
+      expected = near._standardized(near.splits[name]['x'])
       np.testing.assert_allclose(z, expected, atol=1e-3)
     model = lambda x, **_: jnp.concatenate([x[:, -1], 0 * x[:, 0]], axis=-1)
     found = [
@@ -223,7 +222,7 @@ class Float32Test(parameterized.TestCase):
   def test_columns_of_any_size_are_standardized(self, size):
     x = size * np.clip(NOISE, -1, 1).reshape(40, 6, 1)
     task = self.task(x)[0]
-    z = task._outputs(lambda x, **_: x, task.splits['train']['x'])
+    z = task._standardized(task.splits['train']['x'])
     self.assertAlmostEqual(np.std(z), 1, places=5)
     self.assertAlmostEqual(np.mean(z), 0, places=5)
 
@@ -247,13 +246,7 @@ class Float32Test(parameterized.TestCase):
   def test_inputs_that_look_padded(self):
     x = np.random.RandomState(0).randn(40, 6, 1)
     _, loaded, _ = self.task(x)
-    x[np.arange(6) >= 1 + np.arange(40)[:, None] % 6] = -1
-    with warnings.catch_warnings(action='error'):
-      loaded.predict(x)  # As in training.
-    loaded.task._are_ragged = True
-    with self.assertWarnsRegex(UserWarning, "steps of -1.*'lengths': lengths"):
-      loaded.predict(x)
-    x[x == -1] = np.nan
+    x[np.arange(6) >= 1 + np.arange(40)[:, None] % 6] = np.nan
     with self.assertRaisesRegex(ValueError, 'is nan; .*lengths=') as caught:
       loaded.predict(x)
     self.assertNotIn('missing', str(caught.exception))
@@ -421,17 +414,98 @@ class SequenceTaskTest(parameterized.TestCase):
     task = self.task()
     model = task.build_model(nnx.Rngs(0))
     loaded = trained.Trained(model, base_sequences.get_config(), 0, task)
-    x = np.ones((2, 9, 2))
-    self.assertEqual(loaded.predict(x).shape, (2,))
-    np.testing.assert_array_equal(jax.jit(loaded.predict)(x), loaded.predict(x))
-    share = loaded.predict_proba(x)
+    given = {'x': (x := np.ones((2, 9, 2))), 'lengths': np.array([9, 4])}
+    found = loaded.predict(given)
+    self.assertEqual(found.shape, (2,))
+    np.testing.assert_array_equal(jax.jit(loaded.predict)(given), found)
+    share = loaded.predict_proba(given)
     np.testing.assert_allclose(share.sum(-1), 1, atol=1e-6)
-    np.testing.assert_array_equal(share.argmax(-1), loaded.predict(x))
-    log_share = jax.nn.log_softmax(loaded.predict_logits(x))
+    np.testing.assert_array_equal(share.argmax(-1), found)
+    log_share = jax.nn.log_softmax(loaded.predict_logits(given))
     np.testing.assert_allclose(log_share, np.log(share), atol=1e-5)
     for ask in (loaded.predict, loaded.predict_proba):
       with self.assertRaisesRegex(ValueError, 'must have 2 columns'):
-        ask(x[..., :1])
+        ask({'x': x[..., :1], 'lengths': [9, 4]})
+      with self.assertRaisesRegex(ValueError, 'must have lengths, since'):
+        ask(x)
+    with self.assertRaisesRegex(NotImplementedError, 'no distributions'):
+      loaded.predict_distribution(given)
+    self.assertLess(len(repr(loaded).splitlines()), 10)
+
+  @parameterized.parameters('classes', 'numbers')
+  @pytest.mark.slow
+  def test_scores_and_streams(self, kind):
+    task = self.task(kind, every_step=kind == 'numbers')
+    config = base_sequences.get_config()
+    config.eval_batch_size = 3  # The last batch is filled up.
+    test = task.splits['test']
+    model = task.build_model(nnx.Rngs(0))
+    loaded = trained.Trained(model, config, 0, task)
+    given, y = {'x': test['x'], 'lengths': test['lengths']}, test['y']
+    names = np.array(['a', 'b', 'c'])
+    found = loaded.score(given, names[y] if kind == 'classes' else y)
+    by_hand = task.evaluate(model, test)
+    weights = by_hand.weights
+    self.assertAlmostEqual(
+        found['loss'], np.average(by_hand.losses, weights=weights), places=5
+    )
+    self.assertIn('f1' if kind == 'classes' else 'mse', found)
+    with self.assertRaisesRegex(ValueError, 'y must'):
+      loaded.score(given, y[:2])
+    if kind == 'classes':
+      with self.assertRaisesRegex(ValueError, "classes a, b, c; got 'd'"):
+        loaded.score(given, np.full(4, 'd'))
+    normal = loaded.model(loaded.normalise(given), seq_lengths=given['lengths'])
+    expected = loaded.predict({'x': test['x'], 'lengths': np.full(4, 7)})
+    if kind == 'classes':
+      np.testing.assert_array_equal(normal, loaded.predict_logits(given))
+    else:
+      normal = normal * task.answers.deviation + task.answers.mean
+      np.testing.assert_allclose(normal, loaded.predict(given), rtol=1e-6)
+      expected = expected[:, -1]
+    stream = loaded.stream()
+    stream.step(test['x'][:, 0] + 9)
+    stream.reset([True, True, False, False])
+    stream.reset([False, False, True, True])
+    for t in range(7):
+      last = stream.step(test['x'][:, t])
+    np.testing.assert_allclose(last, expected, atol=1e-6)
+    for wrong in (test['x'][:2, 0], 3.0):
+      with self.assertRaisesRegex(ValueError, 'x must'):
+        stream.step(wrong)
+    with self.assertRaisesRegex(ValueError, 'answers must be one of'):
+      loaded.stream('answers')
+    task.has_stream = False
+    with self.assertRaisesRegex(NotImplementedError, 'whole inputs only'):
+      loaded.stream()
+
+  @parameterized.parameters('classes', 'numbers')
+  def test_steps_without_answers(self, kind):
+    task = self.task(kind, every_step=True)
+    test = dict(task.splits['test'])
+    test['lengths'] = np.full(4, 7, np.int32)
+    far = np.full_like(test['y'], 2)
+    far[:, ::2] = sequence_arrays.NO_LABEL if kind == 'classes' else np.nan
+    half = {**test, 'y': far}
+    outputs = np.random.RandomState(0).randn(4, 7, task.answers.out_features)
+
+    def losses(scale, examples):
+      model = lambda x, **_: scale * jnp.asarray(outputs, jnp.float32)
+      return task.evaluate(model, examples).losses
+
+    found, slope = jax.vmap(
+        lambda row: jax.value_and_grad(lambda scale: losses(scale, half)[row])(
+            1.0
+        )
+    )(np.arange(4))
+    test['y'] = np.full_like(far, 2)
+    steps = task.answers.evaluate(outputs, test['y'], 0.0).losses
+    np.testing.assert_allclose(found, steps[:, 1::2].mean(1), rtol=1e-5)
+    self.assertTrue(np.isfinite(slope).all())
+    known = sequence_arrays.Sequences(test['x'], test['lengths'], far).known(
+        True
+    )
+    np.testing.assert_array_equal(known, np.arange(7) % 2 == np.ones((4, 1)))
 
   def test_predict(self):
     task = self.task()
@@ -529,8 +603,9 @@ class RunTest(absltest.TestCase):
     classes = report['data']['splits']['train']['classes']
     self.assertEqual(classes, {'high': 8, 'low': 8})
     loaded = quietly(lambda: training.load(workdir))
-    x = sequence_files.arrays()['x'][:2]
-    np.testing.assert_array_equal(loaded.predict(x), [1, 0])
+    arrays = sequence_files.arrays()
+    given = {name: arrays[name][:2] for name in ('x', 'lengths')}
+    np.testing.assert_array_equal(loaded.predict(given), [1, 0])
 
   def test_regression_at_every_step(self):
     x = sequence_files.arrays()['x']

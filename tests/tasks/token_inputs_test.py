@@ -42,8 +42,10 @@ class TokenInputsTest(parameterized.TestCase):
     given = {'tokens': TOKENS, 'length': [1, 2]}
     found = token_inputs.check_with_length(given, 5)
     np.testing.assert_array_equal(found['length'], [1, 2])
+    found = token_inputs.check_with_length(TOKENS, 5)
+    np.testing.assert_array_equal(found['length'], [2, 2])
     for wrong, message in (
-        (TOKENS, "a dict of 'tokens' .* and 'length' .*; got a"),
+        (TOKENS.tolist(), "a dict of 'tokens' .* and 'length' .*; got a"),
         ({'tokens': TOKENS}, "got the keys 'tokens'"),
         ({'tokens': TOKENS + 1, 'length': [1, 2]}, 'got values from 1 to 5'),
         ({'tokens': TOKENS, 'length': [0, 2]}, 'from 1 to 2, the steps'),

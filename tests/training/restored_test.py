@@ -162,7 +162,8 @@ class RunTest(absltest.TestCase):
   def test_sequences_are_gone(self):
     config = make_config('sequences', self.directory)
     train(config, self.run_path)
-    x = sequence_files.arrays()['x'][:3]
+    arrays = sequence_files.arrays()
+    x = {name: arrays[name][:3] for name in ('x', 'lengths')}
     with contextlib.redirect_stdout(io.StringIO()):
       # A task that is a function cannot be restored.
       make = tasks.find('sequences')
@@ -195,7 +196,7 @@ class RunTest(absltest.TestCase):
     loaded = training.load(self.run_path)
     np.testing.assert_array_equal(loaded.predict(x), expected)
     with self.assertRaisesRegex(ValueError, 'x must have 2 columns'):
-      loaded.predict(x[..., :1])
+      loaded.predict({**x, 'x': x['x'][..., :1]})
     with self.assertRaisesRegex(FileNotFoundError, 'mine.npz'):
       len(loaded.task.splits)
     code, out, err = self.command('evaluate', str(self.run_path))

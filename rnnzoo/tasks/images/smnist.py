@@ -178,11 +178,15 @@ class SequentialImages(protocol.Classification):
 
   def logits(self, model, inputs, rngs=None) -> jax.Array:
     """Returns logits [B, classes] of sequences [B, T, in] as in `splits`."""
+    return model(self.model_inputs(inputs, rngs), rngs=rngs)
+
+  def model_inputs(self, inputs, rngs=None) -> jax.Array:
+    """Returns scaled pixels, float32 [B, T, in]."""
     if not isinstance(inputs, Mapping):
       inputs = {'inputs': inputs}
-    x = inputs['inputs'].astype(jnp.float32) / self._white
+    x = jnp.asarray(inputs['inputs'], jnp.float32) / self._white
     x = (x - np.float32(self._shift)) / np.float32(self._scale)
-    return model(self._completed(x, inputs, rngs), rngs=rngs)
+    return self._completed(x, inputs, rngs)
 
   def _completed(self, x, inputs, rngs):
     """Returns the sequences that a model sees, of scaled pixels."""

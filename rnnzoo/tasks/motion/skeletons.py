@@ -267,13 +267,14 @@ class SkeletonActions(protocol.Classification):
 
   def _logits(self, model: nnx.Module, inputs: protocol.Examples) -> jax.Array:
     """Returns the logits of all samplings, float32 [B, S, classes]."""
+    logits = model(self.model_inputs(inputs)).astype(jnp.float32)
+    return logits.reshape(*inputs['offsets'].shape[:2], -1)
+
+  def model_inputs(self, inputs) -> jax.Array:
+    """Returns all samplings of each recording, float32 [B S, T, 150]."""
     where = inputs['offsets']
     x = skeleton_frames.sample(inputs['frames'], inputs['length'], where)
-    batch, samplings, num_steps = where.shape
-    x = x.astype(jnp.float32)
-    logits = model(x.reshape(batch * samplings, num_steps, IN_FEATURES))
-    logits = logits.astype(jnp.float32)
-    return logits.reshape(batch, samplings, len(self.class_names))
+    return x.reshape(-1, where.shape[2], IN_FEATURES).astype(jnp.float32)
 
 
 def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:

@@ -6,9 +6,12 @@ are [B] or [B, T]. Both kinds have
   metrics       the metrics, the main one first
   out_features  numbers that the model gives for an answer
   shift         numbers taken off answers before float32 rounds them, [D]
+  known         (answers, with something finite where there is none; whether
+                there is one, with the leading axes)
   evaluate      losses, scores and predictions, with the leading axes, of
                 outputs [..., out_features], answers and a smoothing of labels
   predict       predictions from the model's outputs
+  given         a user's y as in the splits, by which of it is no padding
   measure       results that are no means, of arrays of one leading axis
   describe      numbers about answers of one leading axis
   report        their part in the report of a run
@@ -26,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 
 
@@ -43,11 +47,24 @@ class Classes:
     self.names = tuple(names)
     self.out_features = len(self.names)
 
+  def known(self, y) -> tuple[jax.Array, jax.Array]:
+    known = y != sequence_arrays.NO_LABEL
+    return jnp.where(known, y, 0), known
+
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     return protocol.evaluation(outputs, y, smoothing)
 
   def predict(self, outputs) -> jax.Array:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+
+  def given(self, y, valid) -> np.ndarray:
+    if y.shape == valid.shape and valid.ndim > 1:
+      is_label = valid & (y != sequence_arrays.NO_LABEL)
+      if is_label.any():
+        y = np.where(is_label, y, y[is_label][0])
+        found = protocol.labels_of(y, self.names, valid.shape)
+        return np.where(is_label | ~valid, found, sequence_arrays.NO_LABEL)
+    return protocol.labels_of(y, self.names, valid.shape)
 
   def measure(self, y, predictions) -> dict[str, Any]:
     return protocol.confusion_metrics(y, predictions, len(self.names))
@@ -75,6 +92,7 @@ class Numbers:
       units of the data.
     deviation: their standard deviation, [D]; ones for units of the data.
     shift: numbers taken off answers before float32 rounds them, [D].
+    head: the name of a head; a prediction is the mean of its distribution.
   """
 
   def __init__(
@@ -82,37 +100,69 @@ class Numbers:
       mean: np.ndarray,
       deviation: np.ndarray,
       shift: np.ndarray | float = 0.0,
+      head: str = 'point',
   ):
-    self.mean = np.asarray(mean, np.float32)
+    self.mean, self.head = np.asarray(mean, np.float32), head
     self.shift = np.zeros(self.mean.shape) + shift
     self.deviation = np.asarray(deviation, np.float32)
-    self.out_features = len(self.mean)
+    self.out_features = len(self.mean) * heads.SIZES[head]
     exponent = int(np.frexp(self.deviation.max())[1])
     self._unit = 2.0 ** exponent if abs(exponent) > 40 else 1.0
     metric = functools.partial(
-        protocol.Metric, higher_is_better=False, form='.4g'
+        protocol.Metric, higher_is_better=False, form='.4g', unit=self._unit
     )
+    of_head = () if head == 'point' else (metric('crps'),)
     self.metrics = (
+        *of_head,
         metric('mse', unit=self._unit**2),
-        metric('mae', unit=self._unit),
+        metric('mae'),
     )
+
+  def known(self, y) -> tuple[jax.Array, jax.Array]:
+    known = ~jnp.any(jnp.isnan(y), axis=-1)
+    return jnp.where(known[..., None], y, self.mean), known
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     del smoothing
     y = sequence_arrays.standardized(y, self.mean, self.deviation)
-    deviations = jnp.asarray(outputs, jnp.float32) - y
-    errors = deviations * (self.deviation / np.float32(self._unit))
+    found, unit = self.distribution(outputs, False), np.float32(self._unit)
+    errors = (found.mean - y) * (self.deviation / unit)
+    scores = {'mse': errors**2, 'mae': jnp.abs(errors)}
+    if self.head != 'point':
+      pinball = heads.pinball(found.quantiles, y)
+      scores['crps'] = 2 * pinball * (self.deviation / unit)
     return protocol.Evaluation(
-        jnp.mean(deviations**2, axis=-1),
-        {
-            'mse': jnp.mean(errors**2, axis=-1),
-            'mae': jnp.mean(jnp.abs(errors), axis=-1),
-        },
+        jnp.mean(heads.losses(outputs, y, self.head), axis=-1),
+        {name: jnp.mean(score, axis=-1) for name, score in scores.items()},
         predictions=self.predict(outputs),
     )
 
   def predict(self, outputs) -> jax.Array:
-    return outputs.astype(jnp.float32) * self.deviation + self.mean
+    return self.distribution(outputs).mean
+
+  def distribution(self, outputs, in_units=True) -> heads.Distribution:
+    """Returns distributions, less the shift, or in deviations."""
+    found = heads.distribution(outputs, self.head)
+    if not in_units:
+      return found
+    quantiles = found.quantiles * self.deviation[:, None] + self.mean[:, None]
+    return found._replace(
+        mean=found.mean * self.deviation + self.mean, quantiles=quantiles
+    )
+
+  def given(self, y, valid) -> np.ndarray:
+    shape = (*valid.shape, len(self.mean))
+    if shape[-1] == 1 and y.shape == valid.shape:
+      y = y[..., None]
+    if y.shape != shape or y.dtype.kind not in 'iufb':
+      raise ValueError(
+          f'y must be numbers of the shape {list(shape)}; got {y.dtype} of'
+          f' shape {list(y.shape)}'
+      )
+    is_wrong = np.isinf(y) if valid.ndim > 1 else ~np.isfinite(y)
+    if is_wrong[valid].any():
+      raise ValueError('y must be finite; NaN is a step without an answer')
+    return sequence_arrays.centre(y, self.shift, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:
     del y, predictions
@@ -130,6 +180,7 @@ class Numbers:
         'mean': self.mean.tolist(),
         'deviation': self.deviation.tolist(),
         'shift': self.shift.tolist(),
+        'head': self.head,
     }
 
 

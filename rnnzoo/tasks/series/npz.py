@@ -14,6 +14,8 @@ it is
   a sequence                [N]           [N]           or, numbers, [N, D]
   a step                    [N, T]        [total]       or [N, T, D], [total, D]
 
+A step without an answer has the label -100, or NaN.
+
 `numpy.savez('mine.npz', x=x, y=y, lengths=lengths)` writes one. Arrays of
 Python objects are not read: they can run any program.
 """
@@ -64,7 +66,8 @@ def _hint(name: str) -> str:
   if words & {'mask', 'masks', 'valid', 'padding'}:
     return (
         "; how many steps of each sequence are valid is the array 'lengths',"
-        ' int [N], such as mask.sum(axis=1)'
+        ' int [N], such as mask.sum(axis=1), and y at a step without an answer'
+        ' is NaN or the label -100'
     )
   if words & {'length', 'lengths', 'len', 'lens'}:
     return "; call it 'lengths' if it says how many steps are valid"
@@ -86,14 +89,20 @@ def parse(
   y = _answers(arrays, form, x.shape[:2], lengths, name)
   x = checked(x, lengths, form.missing, f'{name}: {steps}')
   found = sequence_arrays.Sequences(x, lengths, y)
-  known = found.known(form.every_step)
+  valid, known = found.valid(), found.known(form.every_step)
+  if form.every_step and not known.any(1).all():
+    raise ValueError(
+        f'{name}: y must have an answer for one step of each sequence at least;'
+        f' sequence {known.any(1).argmin()} has none'
+    )
   if form.kind == 'regression':
     y = y if y.ndim > known.ndim else y[..., None]
-    check_values(y, known, f'{name}: y')
+    are_numbers = valid if form.every_step else known
+    check_values(y, are_numbers, f'{name}: y', form.every_step)
     y = sequence_arrays.narrow(y, known)
   if form.every_step:
     y = y.copy()
-    y[~known] = np.zeros((), y.dtype)
+    y[~valid] = np.zeros((), y.dtype)
   if form.kind == 'classification':
     y = _labels(y, name)
   return found._replace(y=y)

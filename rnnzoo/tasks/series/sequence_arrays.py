@@ -14,6 +14,8 @@ from rnnzoo.tasks import protocol
 SPLITS = ('train', 'validation', 'test')
 # float32 has a millionth of a deviation so many deviations from zero.
 _FAR_FROM_ZERO = 16
+# The label of a step without an answer. Among numbers it is NaN.
+NO_LABEL = -100
 # Steps among which close values are looked for: random ones rarely are.
 _NEARBY = 16
 
@@ -41,8 +43,14 @@ class Sequences(NamedTuple):
     return np.arange(self.x.shape[1]) < self.lengths[:, None]
 
   def known(self, every_step: bool) -> np.ndarray:
-    """Returns which answers are no padding: bool [N], or [N, T] of steps."""
-    return self.valid() if every_step else np.ones(len(self.y), bool)
+    """Returns which answers there are: bool [N], or [N, T] of steps."""
+    if not every_step:
+      return np.ones(len(self.y), bool)
+    if self.y.dtype.kind == 'f':
+      is_there = ~np.isnan(self.y)
+      return self.valid() & is_there.reshape(*is_there.shape[:2], -1).all(-1)
+    no_label = NO_LABEL if self.y.dtype.kind == 'i' else None
+    return self.valid() & (self.y != no_label)
 
 
 def pad(

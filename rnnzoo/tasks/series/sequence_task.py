@@ -21,6 +21,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
+from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
@@ -57,6 +58,7 @@ class SequenceTask(protocol.Task):
   """
 
   class_names: tuple[str, ...]
+  has_stream = True
 
   def __init__(
       self,
@@ -135,7 +137,7 @@ class SequenceTask(protocol.Task):
     check_model(config)
     self._model = config.model
     self._has_field = 'missing' in config.data
-    self._every_step = every_step
+    self.every_step = every_step
     self.answers = answers
     self.metrics = answers.metrics
     self.label_smoothing = 0.0
@@ -146,7 +148,7 @@ class SequenceTask(protocol.Task):
   def describe(self):
     return {
         'answers': self.answers.arguments(),
-        'every_step': self._every_step,
+        'every_step': self.every_step,
         'mean': self._mean.tolist(),
         'deviation': self._deviation.tolist(),
         'shift': self.shift.tolist(),
@@ -171,7 +173,7 @@ class SequenceTask(protocol.Task):
     return models.SequenceModel(
         backbone,
         self.answers.out_features,
-        every_step=self._every_step,
+        every_step=self.every_step,
         rngs=rngs,
     )
 
@@ -179,18 +181,23 @@ class SequenceTask(protocol.Task):
     """Returns losses, scores and predictions of a batch.
 
     With answers at every step the losses and scores of a sequence are means
-    over its steps, and it counts by their number.
+    over its steps with an answer, and it counts by their number.
     """
-    # If no step is padding, a mask would only take time.
-    lengths = examples['lengths'] if self._are_ragged else None
-    outputs = self._outputs(model, examples['x'], lengths, rngs)
+    # If no step of training is padding, a mask would only take time there.
+    is_masked = self._are_ragged or rngs is None
+    lengths = examples['lengths'] if is_masked else None
+    x = self._standardized(examples['x'])
+    outputs = model(x, seq_lengths=lengths, rngs=rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
-    found = self.answers.evaluate(outputs, examples['y'], smoothing)
-    if not self._every_step:
+    y, known = self.answers.known(jnp.asarray(examples['y']))
+    found = self.answers.evaluate(outputs, y, smoothing)
+    if not self.every_step:
       return found
-    weights = jnp.asarray(examples['lengths'], jnp.float32)
-    valid = jnp.arange(outputs.shape[1]) < weights[:, None]
-    mean = lambda values: jnp.sum(jnp.where(valid, values, 0), 1) / weights
+    lengths = jnp.asarray(examples['lengths'])
+    valid = (jnp.arange(outputs.shape[1]) < lengths[:, None]) & known
+    weights = jnp.sum(valid, 1).astype(jnp.float32)
+    total = lambda values: jnp.sum(jnp.where(valid, values, 0), 1)
+    mean = lambda values: total(values) / jnp.maximum(weights, 1)
     return protocol.Evaluation(
         mean(found.losses),
         {name: mean(score) for name, score in found.scores.items()},
@@ -203,7 +210,7 @@ class SequenceTask(protocol.Task):
     del model
     parts: Any = self.splits[split]
     whole = sequence_arrays.Sequences(**parts)
-    known = whole.known(self._every_step)
+    known = whole.known(self.every_step)
     return self.answers.measure(whole.y[known], predictions[known])
 
   def report(self, results, best_model) -> protocol.Report:
@@ -257,14 +264,40 @@ class SequenceTask(protocol.Task):
       return super().logits(model, inputs)
     return self._answers(model, inputs)
 
-  def _answers(self, model, inputs) -> jax.Array:
+  def model_inputs(self, inputs) -> jax.Array:
+    """Returns standardised x, float32 [B, T, F], with zeros for NaN."""
     if not isinstance(inputs, Mapping):
       inputs = {'x': inputs}
     x = inputs['centred' if 'centred' in inputs else 'x']
     if 'centred' not in inputs and self.shift.any():
       _warn_of_digits(x.dtype, self.shift)
       x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
-    return self._outputs(model, x, inputs.get('lengths'))
+    return self._standardized(x)
+
+  def examples(self, inputs, y):
+    """Returns x, lengths and y as in `splits`."""
+    if not isinstance(inputs, Mapping):
+      inputs = {'x': inputs}
+    x = inputs['centred' if 'centred' in inputs else 'x']
+    lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
+    valid = np.arange(x.shape[1]) < lengths[:, None]
+    valid = valid if self.every_step else np.ones(len(x), bool)
+    y = self.answers.given(np.asarray(y), valid)
+    return {'x': x, 'lengths': lengths, 'y': y}
+
+  def distribution(self, model, inputs) -> heads.Distribution:
+    """Returns the distributions of numbers; see `predict` for axes and units.
+
+    Raises:
+      NotImplementedError: the answers are classes.
+    """
+    if isinstance(self.answers, answers_lib.Classes):
+      return super().distribution(model, inputs)
+    return self.answers.distribution(self._answers(model, inputs))
+
+  def _answers(self, model, inputs) -> jax.Array:
+    lengths = inputs.get('lengths') if isinstance(inputs, Mapping) else None
+    return model(self.model_inputs(inputs), seq_lengths=lengths)
 
   def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
@@ -275,13 +308,11 @@ class SequenceTask(protocol.Task):
       return predictions + jnp.asarray(shift, jnp.float32)
     return np.asarray(predictions, np.float64) + shift
 
-  def _outputs(self, model, x, lengths=None, rngs=None) -> jax.Array:
+  def _standardized(self, x) -> jax.Array:
     x = sequence_arrays.standardized(
         jnp.asarray(x), self._mean, self._deviation
     )
-    if self._have_missing:
-      x = jnp.where(jnp.isnan(x), 0.0, x)
-    return model(x, seq_lengths=lengths, rngs=rngs)
+    return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
 
 
 def check_model(
@@ -339,6 +370,12 @@ def check_inputs(
   if 'x' not in given:
     raise ValueError("inputs must have the key 'x', an array [B, T, F]")
   x = _x(given['x'], columns, has_field)
+  if are_ragged and given.get('lengths') is None and x.shape[1] > 1:
+    raise ValueError(
+        'inputs must have lengths, since the model was trained on sequences of'
+        " several; {'x': x, 'lengths': lengths} would work, with lengths int"
+        f' [B] from 1 to {x.shape[1]}'
+    )
   found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
   if given.get('lengths') is not None:
     lengths = found['lengths'] = array_inputs.counts(
@@ -350,7 +387,7 @@ def check_inputs(
     )
   valid = np.arange(x.shape[1]) < lengths[:, None]
   remedy = "give {'x': x, 'lengths': lengths}, with "
-  told, unheld = sequence_checks.padding(x, lengths, remedy)
+  _, unheld = sequence_checks.padding(x, lengths, remedy)
   advice = "a model trained with config.data.missing='zero' takes NaN"
   advice *= has_field
   npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
@@ -360,9 +397,7 @@ def check_inputs(
   if x.dtype.kind not in 'iu':
     _warn_of_digits(x.dtype, shift)
   lost = sequence_arrays.lost_steps(x[valid], centred[valid])
-  for sentence in (told if are_ragged else []) + sequence_checks.rounding(
-      *lost
-  ):
+  for sentence in sequence_checks.rounding(*lost):
     settings.warn(f'x: {sentence}')
   if shift.any():
     return {'centred': centred, **found}

@@ -34,6 +34,7 @@ import numpy as np
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import answers
+from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
@@ -54,6 +55,7 @@ _RULES: Mapping[str, fields.Rule] = {
     'sequence': fields.one_of(('row', 'pixel')),
     'path': fields.text(),
     'kind': fields.one_of(('classification', 'regression')),
+    'head': fields.one_of(heads.SIZES),
     'every_step': fields.flag(),
     'missing': fields.one_of(('refuse', 'zero')),
     'test_fraction': fields.number(0, 1, above=True, below=True),
@@ -90,6 +92,7 @@ class OwnSequences(sequence_task.SequenceTask):
     are_classes = data.kind == 'classification'
     kind: answers.Answers
     if are_classes:
+      fields.check_unread(data, {'head': 'point'}, 'kind')
       splits, kind = encode(splits, data.every_step)
     splits = sequence_arrays.complete_splits(
         splits,
@@ -98,7 +101,7 @@ class OwnSequences(sequence_task.SequenceTask):
         stratify=are_classes and not data.every_step,
     )
     if not are_classes:
-      kind = _numbers(splits['train'], data.every_step, data.standardize)
+      kind = _numbers(splits['train'], data)
     super().__init__(config, name, splits, kind, every_step=data.every_step)
 
 
@@ -172,21 +175,24 @@ def encode(
   for name, split in splits.items():
     # Padding has some class, which nobody looks at.
     y = np.searchsorted(labels, split.y).clip(0, len(labels) - 1)
-    encoded[name] = split._replace(y=y.astype(np.int32))
+    y = y.astype(np.int32)
+    if every_step:
+      y[split.valid() & ~split.known(every_step)] = sequence_arrays.NO_LABEL
+    encoded[name] = split._replace(y=y)
   return encoded, answers.Classes(names)
 
 
 def _numbers(
-    train: sequence_arrays.Sequences, every_step: bool, standardize: bool
+    train: sequence_arrays.Sequences, data: ml_collections.ConfigDict
 ) -> answers.Numbers:
   """Returns the answers of a regression."""
   size = train.y.shape[-1]
-  if not standardize:
-    return answers.Numbers(np.zeros(size), np.ones(size))
-  known = train.known(every_step)
+  if not data.standardize:
+    return answers.Numbers(np.zeros(size), np.ones(size), head=data.head)
+  known = train.known(data.every_step)
   shift = sequence_arrays.shift_of(train.y, known)
   statistics = sequence_arrays.standardization(train.y, known, shift)
-  return answers.Numbers(*statistics, shift)
+  return answers.Numbers(*statistics, shift, data.head)
 
 
 def _read_tfds(

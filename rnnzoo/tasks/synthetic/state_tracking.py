@@ -67,6 +67,7 @@ class StateTracking(made.MadeTask):
       its deviation, and where it is fixed 'noise_seed' uint32 [N].
   """
 
+  has_stream = True
   rules = types.MappingProxyType(
       {
           'language': fields.one_of(languages.LANGUAGES),

@@ -71,6 +71,7 @@ class Characters(protocol.Task):
   """
 
   metrics = (protocol.BITS_PER_CHARACTER,)
+  has_stream = True
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text of a config as in `configs/base_characters.py`.
