@@ -21,6 +21,7 @@ from rnnzoo.tasks import fields
 from rnnzoo.training import command_line
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import processes
+from rnnzoo.training import profile
 from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
@@ -111,6 +112,14 @@ def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   return parser
 
 
+def _add_profile(parser: argparse.ArgumentParser, lines: str) -> None:
+  parser.add_argument(
+      '--profile',
+      action='store_true',
+      help=f'translates {lines}, and prints where the time goes',
+  )
+
+
 def _load(parsed: argparse.Namespace) -> trained.Trained:
   """Returns the model of the run that the words name."""
   # Output is for results alone.
@@ -123,6 +132,7 @@ def _evaluate(words: list[str]) -> None:
   parser = _run_parser(
       'evaluate', 'Tests the best model of each seed, or of one.'
   )
+  _add_profile(parser, 'the sources of the test')
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     path = fields.expand(parsed.run)
@@ -133,6 +143,11 @@ def _evaluate(words: list[str]) -> None:
         found = experiments.prepare(config, str(path), name, mode='evaluate')
     except (FileNotFoundError, ConnectionError) as error:
       processes.give_up(processes.needs_data(error))
+    if parsed.profile:
+      seed = config.seed if parsed.model_seed is None else parsed.model_seed
+      model = trained.best_model(found, seed)
+      processes.say(profile.of_decoding(found.task, model, path / 'profile'))
+      return
     print(trained.evaluate(found, parsed.model_seed))
 
 
@@ -149,7 +164,15 @@ def _predict(words: list[str]) -> None:
   parser.add_argument(
       '--proba', action='store_true', help='the probability of each class, too'
   )
+  _add_profile(parser, 'the lines of stdin')
   parsed = parser.parse_args(words)
+  if parsed.profile:
+    found = _load(parsed)
+    with processes.one_sentence():
+      path = fields.expand(parsed.run) / 'profile'
+      lines = found.checked_lines(command_line.read_stdin())
+      processes.say(profile.of_decoding(found.task, found.model, path, lines))
+    return
   if parsed.input is None:
     if parsed.output or parsed.proba:
       parser.error('--output and --proba are for the arrays of --input')

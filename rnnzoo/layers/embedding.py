@@ -10,6 +10,7 @@ from rnnzoo.engines import sharding
 Array = jax.Array
 
 
+@jax.named_scope('embedding')
 def vectors(embed: nnx.Embed, tokens: Array) -> Array:
   """Returns the vectors [..., E] of tokens.
 

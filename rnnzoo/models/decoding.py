@@ -70,12 +70,13 @@ def greedy(
   def proceed(state):
     time, carry, last, ended, tokens, scores = state
     carry, logits = step(fixed, carry, last)
-    log_probabilities = _log_probabilities(logits)
-    token = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
-    score = jnp.max(log_probabilities, axis=-1)
-    scores = jnp.where(ended, scores, scores + score)
-    ended = ended | (token == END)
-    tokens = tokens.at[:, time].set(jnp.where(ended, PAD, token))
+    with jax.named_scope('choice'):
+      log_probabilities = _log_probabilities(logits)
+      token = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
+      score = jnp.max(log_probabilities, axis=-1)
+      scores = jnp.where(ended, scores, scores + score)
+      ended = ended | (token == END)
+      tokens = tokens.at[:, time].set(jnp.where(ended, PAD, token))
     return time + 1, carry, token, ended, tokens, scores
 
   def goes_on(state):
@@ -138,22 +139,23 @@ def beam_search(
   def proceed(state):
     time, carry, last, ended, tokens, lengths, scores = state
     carry, logits = step(fixed, carry, last.reshape(-1))
-    added = _log_probabilities(logits).reshape(batch, num_beams, -1)
-    num_tokens = added.shape[-1]
-    # An ended sequence has one continuation, padding, at no cost.
-    stays = jnp.where(jnp.arange(num_tokens) == PAD, 0.0, -jnp.inf)
-    added = jnp.where(ended[..., None], stays, added)
-    totals = (scores[..., None] + added).reshape(batch, -1)
-    scores, places = jax.lax.top_k(totals, num_beams)
-    parents = places // num_tokens
-    token = (places % num_tokens).astype(jnp.int32)
-    was_ended = ended[rows, parents]
-    ended = was_ended | (token == END)
-    tokens = tokens[rows, parents]
-    tokens = tokens.at[:, :, time].set(jnp.where(ended, PAD, token))
-    lengths = lengths[rows, parents] + jnp.where(was_ended, 0, 1)
-    flat = (rows * num_beams + parents).reshape(-1)
-    carry = jax.tree.map(lambda x: x[flat], carry)
+    with jax.named_scope('choice'):
+      added = _log_probabilities(logits).reshape(batch, num_beams, -1)
+      num_tokens = added.shape[-1]
+      # An ended sequence has one continuation, padding, at no cost.
+      stays = jnp.where(jnp.arange(num_tokens) == PAD, 0.0, -jnp.inf)
+      added = jnp.where(ended[..., None], stays, added)
+      totals = (scores[..., None] + added).reshape(batch, -1)
+      scores, places = jax.lax.top_k(totals, num_beams)
+      parents = places // num_tokens
+      token = (places % num_tokens).astype(jnp.int32)
+      was_ended = ended[rows, parents]
+      ended = was_ended | (token == END)
+      tokens = tokens[rows, parents]
+      tokens = tokens.at[:, :, time].set(jnp.where(ended, PAD, token))
+      lengths = lengths[rows, parents] + jnp.where(was_ended, 0, 1)
+      flat = (rows * num_beams + parents).reshape(-1)
+      carry = jax.tree.map(lambda x: x[flat], carry)
     return time + 1, carry, token, ended, tokens, lengths, scores
 
   def goes_on(state):

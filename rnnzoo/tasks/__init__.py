@@ -39,6 +39,7 @@ from rnnzoo.tasks.protocol import PERPLEXITY
 from rnnzoo.tasks.protocol import Report
 from rnnzoo.tasks.protocol import Split
 from rnnzoo.tasks.protocol import Task
+from rnnzoo.tasks.series import forecasting
 from rnnzoo.tasks.series import har
 from rnnzoo.tasks.series import lorenz
 from rnnzoo.tasks.series import sequences
@@ -73,6 +74,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
             'characters': characters.Characters,
             'cifar': cifar.SequentialCifar,
             'copying': copying.CopyMemory,
+            'forecasting': forecasting.Forecasting,
             'har': har.HumanActivity,
             'lorenz': lorenz.Lorenz,
             'selective_copying': copying.SelectiveCopying,

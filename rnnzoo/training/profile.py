@@ -1,4 +1,4 @@
-"""`train.py --profile`: where the time of a training step goes.
+"""`--profile`: where the time of training, or of decoding, goes.
 
 JAX's profiler writes events in Chrome's JSON. An event of the compiled program
 names its HLO instruction, and the program's text says from which part of the
@@ -25,13 +25,16 @@ from rnnzoo.training import visits
 
 # Scopes of layers, models and the training step; the innermost one counts.
 PARTS = (
+    'embedding',
     'projection',
     'recurrence',
     'concatenation',
     'attention',
     'logits',
+    'choice',
     'optimizer',
 )
+_MODULE = re.compile(r'^HloModule ([\w.-]+)', re.MULTILINE)
 _INSTRUCTION = re.compile(r'%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"')
 _PART = re.compile(rf'\b({"|".join(PARTS)})\b')
 # Their events last as long as the events of the operators inside.
@@ -68,7 +71,7 @@ def read(
 
   Args:
     directory: the folder that `jax.profiler.trace` wrote to.
-    program_text: the compiled program, from `as_text()`.
+    program_text: the compiled programs, from `as_text()`, one after the other.
 
   Returns:
     The operators; the microseconds from the start of the first to the end of
@@ -86,10 +89,17 @@ def read(
     events = list(_of_operators(json.load(file)['traceEvents']))
   if not events:
     raise ValueError(f'{found[-1]} has no operator of a compiled program')
-  scopes = dict(_INSTRUCTION.findall(program_text))
+  _, *modules = _MODULE.split(program_text)
+  scopes = {
+      (name, instruction): scope
+      for name, text in zip(modules[::2], modules[1::2], strict=True)
+      for instruction, scope in _INSTRUCTION.findall(text)
+  }
   times = collections.defaultdict(list)
   for event in events:
-    scope = scopes.get(event.get('args', {}).get('hlo_op', ''), '')
+    args = event.get('args', {})
+    place = args.get('hlo_module', '').split('(')[0], args.get('hlo_op', '')
+    scope = scopes.get(place, '')
     part = (['other'] + _PART.findall(scope))[-1]
     direction = 'backward' if 'transpose(' in scope else 'forward'
     times[event['name'], part, direction].append(event['dur'])
@@ -158,10 +168,7 @@ def profile(experiment: experiments.Experiment) -> str:
   state = jax.block_until_ready(compiled(state, *given))
   seconds = time.monotonic() - start
   directory = experiment.workdir / 'profile'
-  options = jax.profiler.ProfileOptions()
-  # Frames of Python would fill the trace.
-  options.python_tracer_level = 0
-  with jax.profiler.trace(str(directory), profiler_options=options):
+  with _trace(directory):
     jax.block_until_ready(compiled(state, *given))
   lines = [
       f'experiment: {experiment.name}',
@@ -177,8 +184,55 @@ def profile(experiment: experiments.Experiment) -> str:
   return '\n'.join(lines) + '\n'
 
 
+def _trace(directory: pathlib.Path) -> Any:
+  options = jax.profiler.ProfileOptions()
+  options.python_tracer_level = 0  # Frames of Python would fill the trace.
+  return jax.profiler.trace(str(directory), profiler_options=options)
+
+
+def of_decoding(
+    task: Any, model: Any, directory: pathlib.Path, lines: Any = None
+) -> str:
+  """Returns a table of the operators that translate lines; writes their trace.
+
+  Args:
+    task: the task of a run.
+    model: its model.
+    directory: the folder for the trace.
+    lines: the lines; None for the sources of the test.
+
+  Raises:
+    NotImplementedError: the task translates nothing.
+    ValueError: the profiler wrote no trace, or one without operators.
+    OSError: the trace cannot be written.
+  """
+  if not hasattr(task, 'decoding'):
+    raise NotImplementedError(
+        f'the task {type(task).__name__} decodes nothing that --profile could'
+        ' time; train --profile times its training'
+    )
+  decoder, tokens = task.decoding(model, lines)
+  decoder(tokens)  # Compiles, and shows how fast it is.
+  speed, batches = decoder.speed(), decoder.batches
+  with _trace(directory):
+    decoder(tokens)
+  text = '\n'.join(one.as_text() for one in decoder.programs.values())
+  told = (
+      f'{len(tokens)} lines in {batches} batches take'
+      f' {speed["decoding_seconds"]:.3f} s without the profiler:'
+      f' {speed["sentences_per_second"]:,.0f} sentences and'
+      f' {speed["tokens_per_second"]:,.0f} tokens a second'
+  )
+  found = table(*read(directory, text), batches, 'batch')
+  return '\n'.join([f'trace: {directory}', told, *found]) + '\n'
+
+
 def table(
-    operators: Sequence[Operator], span: float, gaps: float, num_steps: int
+    operators: Sequence[Operator],
+    span: float,
+    gaps: float,
+    num_steps: int,
+    unit: str = 'step',
 ) -> list[str]:
   """Returns the lines of a table of parts and one of operators; see `read`."""
   busy = sum(row.microseconds for row in operators)
@@ -198,11 +252,13 @@ def table(
       Operator('', *key, sum(r.runs for r in rows), sum(r[-1] for r in rows))
       for key, rows in parts.items()
   ]
-  title = f'{"part":<14}{"":<10}{"a step":>10}{"ms a step":>12}{"share":>8}'
+  title = (
+      f'{"part":<14}{"":<10}{f"a {unit}":>10}{f"ms a {unit}":>12}{"share":>8}'
+  )
   lines = [
-      f'traced: {span / num_steps / 1e3:.3f} ms a step, of which'
+      f'traced: {span / num_steps / 1e3:.3f} ms a {unit}, of which'
       f' {gaps / num_steps / 1e3:.3f} ms ({gaps / span:.0%}) without an'
-      f' operator; {count / num_steps:.0f} operators a step',
+      f' operator; {count / num_steps:.0f} operators a {unit}',
       '',
       title,
       *map(line, sorted(sums, key=lambda row: -row.microseconds)),

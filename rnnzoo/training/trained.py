@@ -297,6 +297,10 @@ class Trained:
       NotImplementedError: the task reads no text; the message says so.
       ValueError: something is no line, or not UTF-8; the message says which.
     """
+    return iter(self.task.predict_lines(self.model, self.checked_lines(lines)))
+
+  def checked_lines(self, lines: Iterable[str]) -> Iterator[str]:
+    """Returns lines without their ends; raises as `predict_lines` does."""
     if isinstance(lines, str) or not isinstance(lines, Iterable):
       one = isinstance(lines, str)
       raise ValueError(
@@ -304,8 +308,7 @@ class Trained:
           f' {"one" if one else settings.a(type(lines))};'
           f' {[lines[:20] if one else "a line"]!r} would work'
       )
-    ended = itertools.starmap(_without_end, enumerate(lines, 1))
-    return iter(self.task.predict_lines(self.model, ended))
+    return itertools.starmap(_without_end, enumerate(lines, 1))
 
   def sample(
       self,
@@ -365,7 +368,10 @@ class Trained:
     @promotion.of_ranks
     @functools.partial(jax.jit, static_argnums=0)
     def run(name, state, inputs):
-      return getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
+      found = getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
+      if isinstance(found, protocol.Evaluation):
+        found = found._replace(scores=dict(found.scores))
+      return found
 
     return run
 

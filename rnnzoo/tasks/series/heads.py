@@ -48,6 +48,12 @@ class Distribution(NamedTuple):
   quantiles: jax.Array
   levels: np.ndarray = LEVELS
 
+  def squeezed(self) -> 'Distribution':
+    """Returns the distributions of answers of one number, without D."""
+    return self._replace(
+        mean=self.mean[..., 0], quantiles=self.quantiles[..., 0, :]
+    )
+
 
 def _parts(outputs: jax.Array, head: str) -> jax.Array:
   """Returns outputs [..., D size] as float32 [..., D, size]."""

@@ -20,7 +20,7 @@ A step without an answer has the label -100, or NaN.
 Python objects are not read: they can run any program.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 import os
 import pathlib
@@ -57,7 +57,14 @@ def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
     ValueError: it holds no such arrays; the message names file, array and, if
       it is one, row.
   """
-  return parse(_load(path, form), form, str(path))
+  name = str(path)
+  arrays = load(
+      path,
+      _NAMES,
+      lambda arrays: _check_sizes(arrays, form, name),
+      lambda names: _check_names(names, name),
+  )
+  return parse(arrays, form, name)
 
 
 def _hint(name: str) -> str:
@@ -131,8 +138,25 @@ def checked(
   return sequence_arrays.narrow(x, valid)
 
 
-def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file that are read, if they fit together."""
+def load(
+    path: pathlib.Path,
+    known: Sequence[str],
+    check: Callable[[dict[str, np.ndarray]], None],
+    names: Callable[[list[str]], None] = lambda _: None,
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of a file that are read.
+
+  Args:
+    path: the file.
+    known: names of arrays; others are told.
+    check: function that raises where arrays do not fit together. Its arrays are
+      first stand-ins of their shapes: a small file may hold very much.
+    names: function that raises where an array is missing.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it is no such file.
+  """
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
   with path.open('rb') as content:
@@ -154,9 +178,9 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
     raise
   except Exception as error:  # A damaged zip file can raise nearly any.
     raise ValueError(f'{path} is not a whole .npz file: {error}') from error
-  _check_names(file.files, str(path))
+  names(file.files)
   for name in file.files:
-    if name not in _NAMES:
+    if name not in known:
       print(
           f'WARNING: data: {path}: nothing reads its array'
           f' {name!r}{_hint(name)}',
@@ -164,16 +188,16 @@ def _load(path: pathlib.Path, form: Form) -> dict[str, np.ndarray]:
       )
   arrays = {}
   with file:
-    # Sizes first: a small file may hold very much.
     for read in (_stand_in, lambda file, name: file[f'{name}.npy']):
-      for name in [name for name in file.files if name in _NAMES]:
+      for name in [name for name in file.files if name in known]:
         try:
           arrays[name] = read(file, name)
         except MemoryError:
           raise
         except Exception as error:
           raise ValueError(f'{path}: {name} cannot be read: {error}') from error
-      _check_sizes(arrays, form, str(path))
+      _check_memory(arrays, str(path))
+      check(arrays)
   return arrays
 
 
@@ -211,8 +235,8 @@ def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
   return np.broadcast_to(np.ones((), dtype), shape)
 
 
-def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
-  """Raises ValueError if arrays do not fit together, or into the memory."""
+def _check_memory(arrays: Mapping[str, np.ndarray], name: str) -> None:
+  """Raises ValueError if arrays do not fit into the memory."""
   needed = sum(array.nbytes for array in arrays.values())
   there = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   if needed > there:
@@ -220,6 +244,10 @@ def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
         f'{name} holds arrays of {needed:,} bytes, but the memory here has'
         f' {there:,}; give several smaller files, or float32'
     )
+
+
+def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
+  """Raises ValueError if arrays do not fit together."""
   if {'x', 'y'} <= set(arrays) and 'steps' not in arrays:
     x, lengths = _padded_x(arrays, name)
     _answers(arrays, form, x.shape[:2], lengths, name)

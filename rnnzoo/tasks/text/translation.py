@@ -10,7 +10,7 @@ References:
   translate, 2015.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import functools
 import itertools
 from typing import Any
@@ -297,8 +297,9 @@ class Translation(protocol.Task):
     sources, targets = self._lines[split]
     tokens = self.source_vocabulary.encode(sources)
     beams = self._data.num_beams
-    results = self._compare(self._decoder(model, beams)(tokens), targets)
-    results['num_beams'] = beams
+    decode = self._decoder(model, beams)
+    results = self._compare(decode(tokens), targets)
+    results |= {'num_beams': beams, 'decoding': decode.speed()}
     if beams > 1:
       greedy = self._compare(self._decoder(model, 1)(tokens), targets)
       results |= {f'greedy_{name}': value for name, value in greedy.items()}
@@ -371,10 +372,19 @@ class Translation(protocol.Task):
         length_penalty=self._data.length_penalty,
     )
 
-  def _decoder(self, model, num_beams: int) -> Callable[[Any], list[Any]]:
+  def _decoder(self, model, num_beams) -> translation_decoding.Decoder:
     decode = functools.partial(self._decode, num_beams)
     size = self._data.decode_batch_size
-    return translation_decoding.decoder(model, decode, size)
+    return translation_decoding.Decoder(model, decode, size)
+
+  def decoding(self, model, lines=None):
+    """Returns (a decoder, tokens of lines), for `profile.of_decoding`.
+
+    Without lines they are the test's sources.
+    """
+    lines = self._lines['test'][0] if lines is None else list(lines)
+    tokens = self.source_vocabulary.encode(lines)
+    return self._decoder(model, self._data.num_beams), tokens
 
   def _compare(self, found, targets) -> dict[str, Any]:
     """Returns the metrics of translations."""

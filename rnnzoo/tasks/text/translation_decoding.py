@@ -5,6 +5,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+import time
 from typing import Any
 
 from flax import nnx
@@ -22,46 +23,85 @@ from rnnzoo.tasks.text import vocabularies
 _WIDTH = 8
 
 
-def decoder(
-    model: nnx.Module,
-    decode: Callable[[Any, jax.Array, jax.Array], decoding.Decoded],
-    batch_size: int,
-) -> Callable[[Sequence[Sequence[int]]], list[list[int]]]:
-  """Returns what translates any number of lines, by one compiled call a batch.
+class Decoder:
+  """Translates any number of lines, by one compiled call a batch.
 
-  It takes tokens without an end, and returns the tokens of each line's
-  translation, in the lines' order. A line without tokens has a translation
-  without tokens.
-
-  Args:
-    model: a trained model.
-    decode: (model, source int32 [B, S], lengths int32 [B]) -> targets.
-    batch_size: lines of a call, at most.
+  Attributes:
+    programs: the compiled programs, by (lines, steps of the source).
+    batches: how many batches were translated.
+    seconds: how long these took, without compilation.
+    lines: how many lines were translated.
+    tokens: how many tokens the translations have.
   """
-  graphdef, state = nnx.split(model)
-  compiled = jax.jit(
-      lambda state, *given: decode(nnx.merge(graphdef, state), *given)
-  )
 
-  def translate(lines):
+  def __init__(
+      self,
+      model: nnx.Module,
+      decode: Callable[[Any, jax.Array, jax.Array], decoding.Decoded],
+      batch_size: int,
+  ):
+    """Makes it.
+
+    Args:
+      model: a trained model.
+      decode: (model, source int32 [B, S], lengths int32 [B]) -> targets.
+      batch_size: lines of a call, at most.
+    """
+    self._graphdef, self._state = nnx.split(model)
+    self._decode, self._batch_size = decode, batch_size
+    self.programs: dict[tuple[int, int], jax.stages.Compiled] = {}
+    self.batches, self.seconds, self.lines, self.tokens = 0, 0.0, 0, 0
+
+  def __call__(self, lines: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Returns the tokens of each line's translation, in the lines' order.
+
+    Tokens are without an end, and a line without tokens has a translation
+    without tokens.
+    """
     order = [place for place, line in enumerate(lines) if line]
     order.sort(key=lambda place: len(lines[place]))
     found: list[list[int]] = [[] for _ in lines]
-    for start in range(0, len(order), batch_size):
-      places = order[start : start + batch_size]
+    for start in range(0, len(order), self._batch_size):
+      places = order[start : start + self._batch_size]
       rows = [[*lines[place], decoding.END] for place in places]
       # Batches have few sizes, so that few programs are compiled.
-      size = min(1 << (len(rows) - 1).bit_length(), batch_size)
+      size = min(1 << (len(rows) - 1).bit_length(), self._batch_size)
       rows += [[decoding.END]] * (size - len(rows))
       width = -(-max(map(len, rows)) // _WIDTH) * _WIDTH
       lengths = np.array(list(map(len, rows)), np.int32)
-      decoded = compiled(state, text_files.pad(rows, width), lengths)
+      given = self._state, text_files.pad(rows, width), lengths
+      program = self._program(*given)
+      began = time.monotonic()
+      decoded = program(*given)
       tokens, ends = np.asarray(decoded.tokens), np.asarray(decoded.lengths)
+      self.batches += 1
+      self.seconds += time.monotonic() - began
       for place, row, end in zip(places, tokens, ends, strict=False):
         found[place] = row[:end].tolist()
+    self.lines += len(lines)
+    self.tokens += sum(map(len, found))
     return found
 
-  return translate
+  def speed(self) -> dict[str, float]:
+    """Returns seconds, and lines and tokens a second."""
+    seconds = max(self.seconds, 1e-9)
+    return {
+        'decoding_seconds': self.seconds,
+        'sentences_per_second': self.lines / seconds,
+        'tokens_per_second': self.tokens / seconds,
+    }
+
+  def _program(self, state, source, lengths) -> jax.stages.Compiled:
+    if source.shape not in self.programs:
+
+      def run(state, *given):
+        return self._decode(nnx.merge(self._graphdef, state), *given)
+
+      # A profile tells programs apart by their names.
+      run.__name__ = 'decode_{}_{}'.format(*source.shape)
+      compiled = jax.jit(run).lower(state, source, lengths).compile()
+      self.programs[source.shape] = compiled
+    return self.programs[source.shape]
 
 
 def attention_weights(

@@ -1,0 +1,453 @@
+"""Forecasts of series: the next steps of each, as a distribution.
+
+An `.npz` file holds y [N, T], N series of up to T steps; NaN is a step whose
+value is missing. x [N, T, F], if it is there, is what is known beforehand of
+each step, such as holidays and prices; lengths int [N] are the steps of each
+series, all T without it.
+
+The last `num_test_windows` times H steps of each series test, those before
+validate, and all else trains, in windows of C + H steps that begin anywhere. A
+window that begins before its series has missing steps there. With a season of m
+steps, x gains the sine and cosine of the place in it.
+
+Metrics of the test, all over its known steps:
+
+  mase    mean absolute error over that of the forecast by the same place of the
+          season before, one step for m = 1, within the steps before the window
+  crps    twice the pinball loss, a mean over the quantiles .05 to .95
+  mae, mse, and coverage_80, the share of steps between the quantiles .1 and .9
+
+Dimensions: N series, T steps, F features, B windows, C steps of context, H of
+horizon, m of season.
+
+References:
+  Hyndman and Koehler, Another look at measures of forecast accuracy, 2006.
+"""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from rnnzoo import settings
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
+from rnnzoo.tasks import protocol
+from rnnzoo.tasks.series import forecaster
+from rnnzoo.tasks.series import heads
+from rnnzoo.tasks.series import npz
+
+# Series that the library aeon brings.
+PACKAGED = ('airline', 'lynx', 'shampoo_sales', 'uschange')
+
+_RULES: Mapping[str, fields.Rule] = {
+    'source': fields.one_of(('files', *PACKAGED)),
+    'path': fields.text(),
+    'context': fields.integer(1, 10**5),
+    'horizon': fields.integer(1, 10**4),
+    'season': fields.integer(1, 10**5),
+    'scaling': fields.one_of(('mean', 'standard')),
+    'head': fields.one_of(heads.SIZES),
+    'decoder': fields.one_of(('autoregressive', 'seq2seq')),
+    'num_paths': fields.integer(2, 10**4),
+    'steps_per_epoch': fields.integer(1, 10**6),
+    'num_validation_windows': fields.integer(1, 1000),
+    'num_test_windows': fields.integer(1, 1000),
+}
+_MEASURED = ('mase', 'crps', 'mae', 'mse')
+
+
+class Series(NamedTuple):
+  """Some series.
+
+  Attributes:
+    y: the values, float32 [N, T]; NaN where one is missing.
+    x: what is known beforehand, float32 [N, T, F].
+    lengths: the steps of each series, int [N].
+  """
+
+  y: np.ndarray
+  x: np.ndarray
+  lengths: np.ndarray
+
+
+class Forecasting(protocol.Task):
+  """Forecasts of the next steps of series.
+
+  Attributes:
+    splits: 'train' is drawn on the device; 'validation' and 'test' have 'y'
+      float32 [B, C + H], 'x' float32 [B, C + H, F], and 'naive_error' [B], by
+      which `mase` divides.
+  """
+
+  metrics = tuple(
+      protocol.Metric(name, higher_is_better=False, at_test=True, form='.4g')
+      for name in _MEASURED
+  )
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the series of a config as in `configs/base_forecasting.py`.
+
+    Raises:
+      ValueError: a field or a file holds something that cannot be, or a series
+        is too short.
+      FileNotFoundError: there is no such file.
+      ModuleNotFoundError: the extra 'timeseries' is not installed.
+    """
+    self._set_up(config)
+    self.dataset, series = _read(self._data)
+    self.batch_size = config.batch_size
+    self._features = series.x.shape[-1]
+    data, horizon = self._data, self._data.horizon
+    last = series.lengths - horizon  # The last origin: all of H is known.
+    held = horizon * (data.num_validation_windows + data.num_test_windows)
+    if (short := np.flatnonzero(last - held < 1)).size:
+      raise ValueError(
+          f'{self.dataset}: series {short[0]} has {series.lengths[short[0]]}'
+          f' steps, too few for {held} steps of validation and test and'
+          f' {horizon + 1} of training; a smaller config.data.horizon or fewer'
+          ' windows would work'
+      )
+    whole = self._completed(series.y, series.x, np.zeros(len(last), int))
+    origins = {
+        'test': [last - horizon * k for k in range(data.num_test_windows)]
+    }
+    last = last - horizon * data.num_test_windows
+    origins['validation'] = [
+        last - horizon * k for k in range(data.num_validation_windows)
+    ]
+    self.splits: Mapping[str, protocol.Split] = {
+        'train': protocol.Generator(
+            self._draws(whole, last - horizon * data.num_validation_windows),
+            data.steps_per_epoch,
+            source={'y': whole[0], 'x': whole[1]},
+        ),
+        **{
+            name: self._windows(series, whole, origins[name])
+            for name in ('validation', 'test')
+        },
+    }
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    fields.check(config.data, _RULES, 'config.data')
+    backbones.check(config.model)
+    self._model, self._data = config.model, config.data
+
+  def describe(self):
+    return {'features': self._features}
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task._features = described['features']
+    return task
+
+  def _completed(self, y, x, starts) -> tuple[np.ndarray, np.ndarray]:
+    """Returns series with C missing steps before, and all features.
+
+    Args:
+      y: values, [N, T].
+      x: what is known beforehand, [N, T', F], of the horizon as well perhaps.
+      starts: the place in the season of each first step, int [N].
+    """
+    context, season = self._data.context, self._data.season
+    places = starts[:, None] + np.arange(-context, x.shape[1])
+    angles = 2 * np.pi * places / season
+    before = ((0, 0), (context, 0))
+    x = np.pad(x, (*before, (0, 0)))
+    if season > 1:
+      x = np.concatenate(
+          [x, *np.stack([np.sin(angles), np.cos(angles)])[..., None]], -1
+      )
+    y = np.pad(y, before, constant_values=np.nan)
+    return y.astype(np.float32), x.astype(np.float32)
+
+  def _draws(self, whole, last):
+    """Returns the function of a key that draws windows with origins < last."""
+    y, x = map(jnp.asarray, whole)
+    ends = jnp.cumsum(jnp.asarray(last))
+    steps = jnp.arange(self._data.context + self._data.horizon)
+
+    def make_batch(key):
+      number = jax.random.randint(key, (self.batch_size,), 0, ends[-1])
+      row = jnp.searchsorted(ends, number, side='right')
+      origin = number - jnp.where(row > 0, ends[row - 1], 0) + 1
+      places = origin[:, None] + steps
+      return {'y': y[row[:, None], places], 'x': x[row[:, None], places]}
+
+    return make_batch
+
+  def _windows(self, series, whole, origins) -> dict[str, np.ndarray]:
+    """Returns the windows of all series at each of several origins [N]."""
+    steps = np.arange(self._data.context + self._data.horizon)
+    rows = np.arange(len(series.y))[:, None]
+    parts = []
+    for origin in origins:
+      place = rows, origin[:, None] + steps
+      error = self._naive_error(series.y, origin)
+      parts.append((whole[0][place], whole[1][place], error))
+    y, x, errors = map(np.concatenate, zip(*parts, strict=True))
+    known = ~np.isnan(y[:, : self._data.context]).all(1)
+    known &= ~np.isnan(y[:, self._data.context :]).all(1)
+    if not known.any():
+      raise ValueError(f'{self.dataset}: no window has known steps')
+    return {'y': y[known], 'x': x[known], 'naive_error': errors[known]}
+
+  def _naive_error(self, y: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the seasonal naive error of steps before the ends, [N]."""
+    season = self._data.season
+    past = np.where(np.arange(y.shape[1]) < ends[:, None], y, np.nan)
+    changes = np.abs(past[:, season:] - past[:, :-season])
+    known = ~np.isnan(changes)
+    total = np.where(known, changes, 0).sum(1, dtype=np.float64)
+    found = total / np.maximum(known.sum(1), 1)
+    return np.where(found > 0, found, np.nan).astype(np.float32)
+
+  def build_model(self, rngs) -> forecaster.Forecaster:
+    features = self._features + 2 * (self._data.season > 1)
+    size = features + forecaster.OWN_FEATURES
+    encoder = backbones.build(self._model, size, rngs)
+    decoder = None
+    if self._data.decoder == 'seq2seq':
+      decoder = backbones.build(self._model, features + 1, rngs)
+    return forecaster.Forecaster(
+        encoder, decoder, self._data.head, self._data.horizon, rngs=rngs
+    )
+
+  def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
+    """Returns the loss of each window, and its forecast.
+
+    The loss is a mean over the known steps: in training, of an autoregressive
+    model, those of the context as well.
+    """
+    y, x, horizon = examples['y'], examples['x'], self._data.horizon
+    centre, scale = forecaster.units(y[:, :-horizon], self._data.scaling)
+    losses = model.losses((y - centre) / scale, x, scale, rngs)
+    known = ~jnp.isnan(y)[:, -losses.shape[1] :]
+    if rngs is None:
+      losses, known = losses[:, -horizon:], known[:, -horizon:]
+    count = jnp.sum(known, axis=1)
+    total = jnp.sum(jnp.where(known, losses, 0), axis=1)
+    predictions = None
+    if rngs is None:
+      found = self.distribution(model, {'y': y[:, :-horizon], 'x': x})
+      predictions = {'mean': found.mean, 'quantiles': found.quantiles}
+    return protocol.Evaluation(
+        total / jnp.maximum(count, 1),
+        # A batch without any known step has a loss, too: zero.
+        weights=jnp.maximum(count, 1e-6),
+        predictions=predictions,
+    )
+
+  def measure(self, model, split, predictions) -> dict[str, Any]:
+    """Returns the metrics of a split, and those of naive forecasts."""
+    del model
+    windows: Any = self.splits[split]
+    past, y = np.split(windows['y'], [self._data.context], axis=1)
+    found: dict[str, Any] = self._metrics(
+        y, windows['naive_error'], **predictions
+    )
+    for name, season in (('naive', 1), ('seasonal_naive', self._data.season)):
+      means = _naive(past, season, self._data.horizon)
+      points = np.repeat(means[..., None], len(heads.LEVELS), -1)
+      of_naive = self._metrics(y, windows['naive_error'], means, points)
+      found[name] = {k: of_naive[k] for k in _MEASURED}
+    return found
+
+  def _metrics(self, y, naive_error, mean, quantiles) -> dict[str, float]:
+    y = y.astype(np.float64)
+    error = np.abs(mean - y)
+    pinball = np.asarray(heads.pinball(quantiles, y))
+    inside = (quantiles[..., 1] <= y) & (y <= quantiles[..., -2])
+    average = lambda values: float(np.nanmean(values)) if len(values) else 0.0
+    known = ~np.isnan(y)
+    return {
+        'mase': average((error / naive_error[:, None])[known]),
+        'crps': average(2 * pinball[known]),
+        'mae': average(error[known]),
+        'mse': average(error[known] ** 2),
+        'coverage_80': average(inside[known].astype(float)),
+    }
+
+  def report(self, results, best_model) -> protocol.Report:
+    """Returns the coverage, and the metrics of naive forecasts."""
+    del best_model
+    names = 'coverage_80', 'naive', 'seasonal_naive'
+    tests = [result['test'] for result in results]
+    coverage = [test['coverage_80'] for test in tests]
+    return protocol.Report(
+        {'coverage_80': coverage} | {name: tests[0][name] for name in names[1:]}
+    )
+
+  def check_inputs(self, inputs: Any) -> dict[str, np.ndarray]:
+    """Returns inputs of `predict` as windows, 'y' [B, C] and 'x' [B, C + H, F].
+
+    Args:
+      inputs: y [B, T], the steps so far, NaN where one is missing; of more than
+        C steps the last C count. Or a mapping with 'y', 'x' [B, T + H, F] where
+        training had x, and 'start' int [B], the number in its series of the
+        first step given, if it is not 0: the season counts from it.
+
+    Raises:
+      ValueError: the inputs are anything else.
+    """
+    given = inputs if isinstance(inputs, Mapping) else {'y': inputs}
+    if others := sorted(set(given) - {'y', 'x', 'start'}):
+      raise ValueError(
+          "inputs must have no keys but 'y', 'x' and 'start'; got"
+          f' {others[0]!r}'
+      )
+    y = _values(given.get('y'), 'y', 2)
+    if not (~np.isnan(y)).any(1).all():
+      raise ValueError('y must have a known step in each row')
+    count, steps = y.shape
+    x = given.get('x')
+    horizon, context = self._data.horizon, self._data.context
+    shape = count, steps + horizon, self._features
+    x = np.zeros(shape) if x is None and not self._features else x
+    x = _values(x, 'x', 3)
+    if x.shape != shape:
+      raise ValueError(
+          f'x must have the shape [B, T + H, F], here {list(shape)}; its shape'
+          f' is {list(x.shape)}'
+      )
+    starts = np.asarray(given.get('start', np.zeros(count, int)))
+    if starts.shape != (count,) or starts.dtype.kind not in 'iu':
+      raise ValueError(f'start must be integers [{count}]')
+    y, x = self._completed(y, x, starts)
+    return {'y': y[:, -context:], 'x': x[:, -context - horizon :]}
+
+  def examples(self, inputs, y):
+    """Returns windows as in `splits`; y are the steps of the horizon, [B, H].
+
+    The naive error is that of the context.
+    """
+    past, y = inputs['y'], _values(y, 'y', 2)
+    if y.shape != (shape := (len(past), self._data.horizon)):
+      raise ValueError(f'y must be [B, H], here {list(shape)}; got {y.shape}')
+    error = self._naive_error(past, np.full(len(past), past.shape[1]))
+    whole = np.concatenate([past, y], axis=1)
+    return {'y': whole, 'x': inputs['x'], 'naive_error': error}
+
+  def predict(self, model, inputs) -> jax.Array:
+    """Returns the mean of the forecast, float32 [B, H]."""
+    return self.distribution(model, inputs).mean
+
+  def distribution(self, model, inputs) -> heads.Distribution:
+    """Returns the forecast: means [B, H], and quantiles [B, H, 19].
+
+    The random paths of an autoregressive model always have the same key.
+    """
+    y, x, data = jnp.asarray(inputs['y']), inputs['x'], self._data
+    centre, scale = forecaster.units(y, data.scaling)
+    past, key = (y - centre) / scale, jax.random.key(0)
+    found = model.forecast(past, x, scale, key, data.num_paths)
+    return found._replace(
+        mean=found.mean * scale + centre,
+        quantiles=found.quantiles * scale[..., None] + centre[..., None],
+    )
+
+
+def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
+  """Returns forecasts [B, H] that repeat the last season, of [B, C].
+
+  A missing step is the one a season before, and if all are missing, the mean.
+  """
+  season = min(season, past.shape[1])
+  last = past[:, past.shape[1] - season :].astype(np.float64)
+  for end in range(past.shape[1] - season, 0, -season):
+    part = np.full_like(last, np.nan)
+    part[:, max(season - end, 0) :] = past[:, max(end - season, 0) : end]
+    last = np.where(np.isnan(last), part, last)
+  last = np.where(np.isnan(last), np.nanmean(past, 1, keepdims=True), last)
+  return last[:, np.arange(horizon) % season]
+
+
+def _values(given: Any, name: str, axes: int) -> np.ndarray:
+  """Returns numbers of so many axes, or raises ValueError."""
+  found = np.asarray(given)
+  if (
+      found.dtype.kind not in 'iuf'
+      or found.ndim != axes
+      or 0 in found.shape[:2]
+  ):
+    words = '[B, T]' if axes == 2 else '[B, T + H, F]'
+    raise ValueError(
+        f'{name} must be numbers {words}; got {found.dtype} of shape'
+        f' {list(found.shape)}'
+    )
+  found = found.astype(np.float32)
+  if np.isinf(found).any() or (axes == 3 and np.isnan(found).any()):
+    raise ValueError(f'{name} must be finite in float32')
+  return found
+
+
+def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
+  """Returns the name of the series, and the series."""
+  if data.source == 'files':
+    if not data.path:
+      raise ValueError(
+          'config.data.path must be an .npz file with y [N, T], and maybe x and'
+          ' lengths; see configs/base_forecasting.py'
+      )
+    path = fields.expand(data.path, 'config.data.path')
+    return path.name, read(path)
+  fields.check_unread(data, ('path',), 'source')
+  settings.require('config.data.source', 'timeseries', ('aeon',))
+  from aeon import datasets
+
+  y = np.atleast_2d(getattr(datasets, f'load_{data.source}')())
+  lengths = np.full(len(y), y.shape[1])
+  return data.source, Series(
+      y.astype(np.float32), np.zeros((*y.shape, 0)), lengths
+  )
+
+
+def read(path: pathlib.Path) -> Series:
+  """Returns the series of an `.npz` file.
+
+  Raises:
+    FileNotFoundError: there is no such file.
+    ValueError: it holds no such arrays.
+  """
+  arrays = npz.load(
+      path, ('y', 'x', 'lengths'), lambda arrays: _check(arrays, str(path))
+  )
+  y = _values(arrays['y'], f'{path}: y', 2)
+  lengths = arrays.get('lengths', np.full(len(y), y.shape[1]))
+  if lengths.min() < 1 or lengths.max() > y.shape[1]:
+    raise ValueError(f'{path}: lengths must be from 1 to {y.shape[1]}')
+  x = arrays.get('x', np.zeros((*y.shape, 0), np.float32))
+  x = _values(x, f'{path}: x', 3) if x.shape[2] else x
+  y = np.where(np.arange(y.shape[1]) < lengths[:, None], y, np.nan)
+  return Series(y, x, lengths)
+
+
+def _check(arrays: Mapping[str, np.ndarray], name: str) -> None:
+  """Raises ValueError unless the arrays of a file fit together."""
+  if 'y' not in arrays or arrays['y'].ndim != 2 or not arrays['y'].size:
+    got = (
+        f'it has the shape {list(arrays["y"].shape)}'
+        if 'y' in arrays
+        else 'it is missing'
+    )
+    raise ValueError(f'{name} must hold y [N, T], the values of series; {got}')
+  count, steps = arrays['y'].shape
+  lengths, x = (arrays.get(key) for key in ('lengths', 'x'))
+  if lengths is not None and (
+      lengths.shape != (count,) or lengths.dtype.kind not in 'iu'
+  ):
+    raise ValueError(
+        f'{name}: lengths must be integers [{count}]; got {lengths.dtype} of'
+        f' shape {list(lengths.shape)}'
+    )
+  if x is not None and (x.ndim != 3 or x.shape[:2] != (count, steps)):
+    raise ValueError(
+        f'{name}: x must have the shape [N, T, F], here [{count}, {steps}, F];'
+        f' its shape is {list(x.shape)}'
+    )
