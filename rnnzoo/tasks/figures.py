@@ -38,8 +38,7 @@ def make_figure(
   lines = textwrap.wrap(title, int(11 * size[0]))
   size = size[0], size[1] + 0.17 * max(0, len(lines) - 1)
   figure = figures.Figure(figsize=size, layout='constrained')
-  if lines:
-    figure.suptitle(plain('\n'.join(lines)), fontsize='medium')
+  figure.suptitle(plain('\n'.join(lines)), fontsize='medium')
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
