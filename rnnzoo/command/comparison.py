@@ -28,20 +28,12 @@ _BESIDE_RUNS = re.compile(rf'comparisons?|{"|".join(FILES)}|.*\.log')
 # Lower is better, where the report is of a version that does not say so.
 _LOWER = 'loss', 'perplexity', 'bits_per_character', 'mse', 'mae'
 
-# What LaTeX would not take for text, or for the start of a row.
+# Letters that LaTeX takes for commands, or would print as others.
 _IN_TEX = str.maketrans(
     {letter: f'\\{letter}' for letter in '&%$#_{}'}
-    | {letter: f'{{{letter}}}' for letter in '[*'}
-    | {
-        '\\': r'\textbackslash{}',
-        '~': r'\textasciitilde{}',
-        '^': r'\textasciicircum{}',
-        '<': r'\textless{}',
-        '>': r'\textgreater{}',
-        '|': r'\textbar{}',
-        '±': r'$\pm$',
-        '–': '--',
-    }
+    | {letter: f'${letter}$' for letter in '<>|[*'}
+    | {'\\': r'$\backslash$', '~': r'$\sim$', '^': r'$\wedge$'}
+    | {'±': r'$\pm$', '–': '--'}
 )
 
 # Markers of runs in a figure; nine of them with ten colours.
@@ -66,14 +58,15 @@ class Run(NamedTuple):
 
 
 class Statistics(NamedTuple):
-  """A metric over the seeds of a run; None where a seed has no finite value.
+  """A metric over the seeds of a run; None if a seed has no finite value.
 
   Attributes:
     num_seeds: the number of seeds.
     mean: the mean over the seeds.
     std: the standard deviation of the population, as in report.json.
-    interval: half the width of the 95 % confidence interval of the mean, by
-      Student's t; None for one seed.
+    low: the lower end of the 95 % confidence interval of the mean, by Student's
+      t; None for one seed.
+    high: the upper end.
     least: the smallest value.
     greatest: the greatest value.
   """
@@ -81,16 +74,10 @@ class Statistics(NamedTuple):
   num_seeds: int
   mean: float | None = None
   std: float | None = None
-  interval: float | None = None
+  low: float | None = None
+  high: float | None = None
   least: float | None = None
   greatest: float | None = None
-
-  @property
-  def ends(self) -> tuple[float | None, float | None]:
-    """The ends of the interval."""
-    if self.interval is None or self.mean is None:
-      return None, None
-    return self.mean - self.interval, self.mean + self.interval
 
 
 def compare(directories: Sequence[str], output: str) -> str:
@@ -145,23 +132,19 @@ def compare(directories: Sequence[str], output: str) -> str:
 def _runs_in(directory: str) -> list[str]:
   """Returns the finished runs in a folder that is no run; else the folder."""
   path = fields.expand(directory)
-  if (path / 'report.json').exists() or not path.is_dir():
-    return [directory]
   # Numbers in names count as such: 8 comes before 16.
   order = lambda run: [
-      (int(part) if part.isdecimal() else 0, part)
+      int(part) if part.isdecimal() else part
       for part in re.split(r'(\d+)', run.name)
   ]
-  inside = sorted((p for p in path.iterdir() if p.is_dir()), key=order)
+  is_run = (path / 'report.json').exists()
+  inside = [] if is_run else sorted(path.glob('*/'), key=order)
   done = [run for run in inside if (run / 'report.json').exists()]
-  others = [
-      run.name
-      for run in inside
-      if run not in done and not _BESIDE_RUNS.fullmatch(run.name)
-  ]
-  if done and others:
+  rest = [run.name for run in inside if run not in done]
+  rest = [name for name in rest if not _BESIDE_RUNS.fullmatch(name)]
+  if done and rest:
     print(
-        f'left out of {directory}, since not finished: {", ".join(others)}',
+        f'left out of {directory}, since not finished: {", ".join(rest)}',
         file=sys.stderr,
     )
   return [str(run) for run in done] or [directory]
@@ -209,15 +192,18 @@ def main_metric(run: Run) -> str:
 
 def statistics(run: Run, metric: str) -> Statistics:
   """Returns a metric of the test over the seeds of a run."""
-  values = [seed['test'][metric] for seed in run.report['seeds']]
+  values = [seed['test'].get(metric) for seed in run.report['seeds']]
   if not values:
     raise ValueError('it has no seeds')
   count = len(values)
   if None in values:
     return Statistics(count)
-  interval = float(_half_interval(np.array(values))) if count > 1 else None
   mean, std = float(np.mean(values)), float(np.std(values))
-  return Statistics(count, mean, std, interval, min(values), max(values))
+  low = high = None
+  if count > 1:
+    half = float(_half_interval(np.array(values)))
+    low, high = mean - half, mean + half
+  return Statistics(count, mean, std, low, high, min(values), max(values))
 
 
 def _half_interval(values: np.ndarray) -> np.ndarray:
@@ -235,6 +221,15 @@ def _half_interval(values: np.ndarray) -> np.ndarray:
 def _table(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
   """Returns rows of cells, the heads first, and what is to be read with it."""
   main = main_metric(runs[0])
+  scores = {}
+  for metric in dict.fromkeys(m for run in runs for m in run.report['test']):
+    found = [statistics(run, metric) for run in runs]
+    scores[metric] = [_text(' ± ', of.mean, of.std) for of in found]
+    if metric == main:
+      scores['95 % interval'] = [
+          '–' if of.low is None else _text(' to ', of.low, of.high)
+          for of in found
+      ]
   seeds = [run.report['seeds'] for run in runs]
   facts = {
       'experiment': [run.report['experiment'] for run in runs],
@@ -245,36 +240,17 @@ def _table(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
           for counts in ([seed['num_epochs'] for seed in s] for s in seeds)
       ],
   }
-  columns = {'run': [run.name for run in runs]} | facts
-  for metric in dict.fromkeys(m for run in runs for m in run.report['test']):
-    found = [
-        statistics(run, metric) if metric in run.report['test'] else None
-        for run in runs
-    ]
-    columns[metric] = [
-        _text(' ± ', of.mean, of.std) if of else '–' for of in found
-    ]
-    if metric == main:
-      columns['95 % interval'] = [
-          '–' if of.interval is None else _text(' to ', *of.ends)
-          for of in found
-          if of
-      ]
-  alike = {
-      head: cells[0]
-      for head, cells in facts.items()
-      if len(runs) > 1 and len(set(cells)) == 1
-  }
-  table = {head: cells for head, cells in columns.items() if head not in alike}
+  columns = {'run': [run.name for run in runs]} | facts | scores
   datasets = sorted({run.report['dataset'] for run in runs})
   lines = [
       f'Data: {", ".join(datasets)}. Scores of the test: mean ± standard'
       " deviation of the population; the 95 % interval is the mean's, by"
       " Student's t."
   ]
-  if alike:
-    facts_text = ', '.join(f'{head} {cell}' for head, cell in alike.items())
-    lines.append(f'Alike in all runs: {facts_text}.')
+  alike = [head for head, cells in facts.items() if len({*cells}) < 2]
+  if len(runs) > 1 and alike:
+    same = ', '.join(f'{head} {columns.pop(head)[0]}' for head in alike)
+    lines.append(f'Alike in all runs: {same}.')
   for run in runs:
     if run.report['diverged']:
       diverged = ', '.join(map(str, run.report['diverged']))
@@ -283,22 +259,19 @@ def _table(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
     lines.append('These runs are of different data. No test is made.')
   else:
     lines += _tests(runs)
-  return [list(table), *map(list, zip(*table.values(), strict=True))], lines
-
-
-def _is_higher_better(run: Run) -> bool:
-  return run.report.get('higher_is_better', main_metric(run) not in _LOWER)
+  return [[*columns], *map(list, zip(*columns.values(), strict=True))], lines
 
 
 def _tests(runs: Sequence[Run]) -> list[str]:
   """Returns sentences on paired t-tests of all runs against the best one."""
-  from scipy import stats  # Slow to import.
-
-  metric, higher = main_metric(runs[0]), _is_higher_better(runs[0])
+  metric = main_metric(runs[0])
+  higher = runs[0].report.get('higher_is_better', metric not in _LOWER)
   means = [statistics(run, metric).mean for run in runs]
   finite = [mean for mean in means if mean is not None]
   if len(runs) < 2 or not finite:
     return []
+  from scipy import stats  # Slow to import.
+
   best = runs[means.index(max(finite) if higher else min(finite))]
   by_seed = lambda run: {
       seed['seed']: seed['test'][metric] for seed in run.report['seeds']
@@ -307,38 +280,30 @@ def _tests(runs: Sequence[Run]) -> list[str]:
   for run, mean in zip(runs, means, strict=True):
     theirs = by_seed(run)
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    count = f'{len(pairs)} pair{"s" * (len(pairs) != 1)}'
     if run is best:
       continue
     if mean is None:
-      found[run.name] = 'no p-value, since a seed has no finite value'
+      text = 'no p-value, since a seed has no finite value'
     elif len(pairs) < 2:
-      found[run.name] = f'no p-value, since a test needs 2 pairs; {count}'
+      text = 'no p-value, since it takes two pairs'
     elif np.ptp(np.diff(pairs)) <= 1e-12 * np.max(np.abs(pairs)):
-      found[run.name] = f'no p-value, since all differences are equal; {count}'
+      text = 'no p-value, since all differences are equal'
     else:
       p_values[run.name] = float(stats.ttest_rel(*np.transpose(pairs)).pvalue)
-      found[run.name] = count
-  corrected = _holm(p_values)
-  for name, p in corrected.items():
-    found[name] = f'p = {p:.3g}, {found[name]}'
-  holm = f" Holm's correction is for {len(corrected)} tests."
+      text = 'p = {:.3g}'
+    found[run.name] = f'{text}; pairs: {len(pairs)}'
+  ranked = sorted(p_values, key=p_values.__getitem__)
+  scaled = [p_values[name] * (len(ranked) - i) for i, name in enumerate(ranked)]
+  corrected = np.minimum(np.maximum.accumulate(scaled), 1)
+  for name, p in zip(ranked, corrected, strict=True):
+    found[name] = found[name].format(p)
+  holm = f" The p-values have Holm's correction for {len(ranked)} tests."
   return [
       f'Paired t-tests on test {metric}, two-sided, over the seeds that both'
       f' runs have, against {best.name}, which has the'
-      f' {"highest" if higher else "lowest"} mean.'
-      + holm * (len(corrected) > 1),
+      f' {"highest" if higher else "lowest"} mean.' + holm * (len(ranked) > 1),
       *(f'{name}: {text}.' for name, text in found.items()),
   ]
-
-
-def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
-  """Returns p-values by Holm's correction for so many tests."""
-  least, corrected = 0.0, {}
-  for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-    least = max(least, min(1.0, (len(p_values) - rank) * p_values[name]))
-    corrected[name] = least
-  return corrected
 
 
 def _markdown(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> str:
@@ -354,16 +319,13 @@ def _tex(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> str:
       ' & '.join(cell.translate(_IN_TEX) for cell in row) + r' \\'
       for row in rows
   ]
+  notes = [line for text in sentences for line in text.splitlines()]
   return '\n'.join(
       [
-          '% The preamble needs \\usepackage{booktabs}.',
-          *(f'% {line}' for text in sentences for line in text.splitlines()),
-          rf'\begin{{tabular}}{{{"l" * len(rows[0])}}}',
-          r'\toprule',
-          head,
-          r'\midrule',
-          *body,
-          r'\bottomrule',
+          r'% The preamble needs \usepackage{booktabs}.',
+          *(f'% {line}' for line in notes),
+          rf'\begin{{tabular}}{{{"l" * len(rows[0])}}}\toprule',
+          *(head, r'\midrule', *body, r'\bottomrule'),
           '\\end{tabular}\n',
       ]
   )
@@ -371,25 +333,23 @@ def _tex(rows: Sequence[Sequence[str]], sentences: Sequence[str]) -> str:
 
 def _csv(runs: Sequence[Run]) -> str:
   """Returns a row for each run and metric, with numbers as they are."""
-  heads = 'run', 'metric', 'seeds', 'mean', 'std', 'low', 'high'
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
-  writer.writerow([*heads, 'least', 'greatest'])
+  writer.writerow(['run', 'metric', 'seeds', *Statistics._fields[1:]])
   for run in runs:
     for metric in run.report['test']:
-      of = statistics(run, metric)
-      numbers = of.mean, of.std, *of.ends, of.least, of.greatest
-      writer.writerow([run.name, metric, of.num_seeds, *numbers])
+      writer.writerow([run.name, metric, *statistics(run, metric)])
   return text.getvalue()
 
 
-def _text(between: str, *values: float | None) -> str:
+def _text(between: str, *values: Any) -> str:
   """Returns numbers with as many decimals each."""
-  finite = [value for value in values if value is not None]
-  if len(finite) < len(values):
-    return between.join(['none'] * len(values))
-  form = '.3g' if 0 < max(map(abs, finite)) < 0.01 else '.4f'
-  return between.join(format(value, form) for value in finite)
+  form = '{:.4f}'
+  if None in values:
+    form = 'none'
+  elif 0 < max(map(abs, values)) < 0.01:
+    form = '{:.3g}'
+  return between.join(map(form.format, values))
 
 
 def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
@@ -415,13 +375,13 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
     names = [f'{row}: {name}' for row, name in enumerate(names, 1)]
   heights = 2.2, 0.5 + 0.2 * len(runs)
   # Publishers refuse the default fonts of a PDF.
-  style = {'font.size': 8, 'axes.grid': True, 'grid.alpha': 0.3}
-  with matplotlib.rc_context(style | {'pdf.fonttype': 42}):
-    figure = mpl_figure.Figure((3.4, sum(heights)), layout='constrained')
+  style: Any = {'axes.grid': True, 'grid.alpha': 0.3, 'pdf.fonttype': 42}
+  with matplotlib.rc_context(style | {'font.size': 8}):
+    figure: Any = mpl_figure.Figure((3.4, sum(heights)), layout='constrained')
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     curves, points = above.subplots(), below.subplots()
     looks = [
-        {'color': f'C{i % 10}', 'marker': _MARKERS[i % 9]}
+        {'color': f'C{i % 10}', 'marker': _MARKERS[i % 9], 'markersize': 4}
         for i in range(len(runs))
     ]
     _plot_curves(curves, runs, quantity, looks)
@@ -431,9 +391,8 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
       rows = np.full(len(values), index + 0.3)
       points.scatter(np.array(values, float), rows, s=3, color=look['color'])
       if of.mean is not None:
-        points.errorbar(
-            of.mean, index, xerr=of.interval, capsize=2, markersize=4, **look
-        )
+        half = None if of.high is None else of.high - of.mean
+        points.errorbar(of.mean, index, xerr=half, capsize=2, **look)
     points.set_yticks(range(len(runs)), list(map(figures.plain, names)))
     points.set_ylim(len(runs) - 0.4, -0.6)
     points.set_xlabel(f'test {metric}'.replace('_', ' '))
@@ -457,8 +416,11 @@ def _plot_curves(
     mean = np.ma.masked_invalid(values).mean(axis=0)
     half = _half_interval(np.ma.masked_invalid(values))
     epochs = range(1, len(mean) + 1)
-    axis.plot(epochs, mean, markevery=[-1], markersize=4, linewidth=1, **look)
+    axis.plot(epochs, mean, markevery=[-1], linewidth=1, **look)
     bands.append((epochs, mean - half, mean + half))
+  low, high = axis.dataLim.intervaly
+  if 0 < 100 * low < high:
+    axis.set_yscale('log')
   axis.margins(y=0.15)
   axis.set_ylim(axis.get_ylim())
   for band, look in zip(bands, looks, strict=True):

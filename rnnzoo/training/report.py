@@ -100,8 +100,9 @@ def summarize(
   The std is the population's (divided by the number of seeds), as in the
   published tables that we compare with. If a seed has no finite number, mean
   and std are None. 'diverged' lists the seeds whose training ended with a loss
-  that was not finite. 'splits' has the entries of 'test' for each further
-  split, if there are any. The task adds its own numbers.
+  that was not finite. 'higher_is_better' is about the first metric. 'splits'
+  has the entries of 'test' for each further split, if there are any. The task
+  adds its own numbers.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)
@@ -112,6 +113,7 @@ def summarize(
       'changed': dict(changed),
       'dataset': results[0]['dataset'],
       'num_seeds': len(results),
+      'higher_is_better': metrics[0].higher_is_better,
       'diverged': [result['seed'] for result in results if result['diverged']],
       'test': summary([result['test'] for result in results], metrics),
       **({'splits': splits} if splits else {}),
