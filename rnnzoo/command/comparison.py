@@ -140,13 +140,10 @@ def _runs_in(directory: str) -> list[str]:
   is_run = (path / 'report.json').exists()
   inside = [] if is_run else sorted(path.glob('*/'), key=order)
   done = [run for run in inside if (run / 'report.json').exists()]
-  rest = [run.name for run in inside if run not in done]
-  rest = [name for name in rest if not _BESIDE_RUNS.fullmatch(name)]
+  rest = [run for run in inside if run not in done]
+  rest = [str(run) for run in rest if not _BESIDE_RUNS.fullmatch(run.name)]
   if done and rest:
-    print(
-        f'left out of {directory}, since not finished: {", ".join(rest)}',
-        file=sys.stderr,
-    )
+    print(f'left out, since not finished: {", ".join(rest)}', file=sys.stderr)
   return [str(run) for run in done] or [directory]
 
 
@@ -207,10 +204,7 @@ def statistics(run: Run, metric: str) -> Statistics:
 
 
 def _half_interval(values: np.ndarray) -> np.ndarray:
-  """Returns half the interval of the mean over the first axis, by Student's t.
-
-  It is masked where fewer than two values are not masked.
-  """
+  """Returns half the mean's interval over axis 0; masked below two values."""
   from scipy import stats  # Slow to import.
 
   count = np.ma.count(values, axis=0)
@@ -355,9 +349,9 @@ def _text(between: str, *values: Any) -> str:
 def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
   """Draws validation curves, and the test below them, as wide as a column.
 
-  Above is the mean over the seeds that have an epoch, in a band of its 95 %
-  interval where they are two or more; bands far from all means are cut. Below
-  are a point a seed, and the mean with its interval.
+  Above is the mean over the seeds that have a finite value for an epoch, in a
+  band of its 95 % interval where they are two or more; bands far from all means
+  are cut. Below are a point a seed, and the mean with its interval.
 
   Args:
     paths: files to write, each in the format of its suffix.
@@ -376,7 +370,8 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
   heights = 2.2, 0.5 + 0.2 * len(runs)
   # Publishers refuse the default fonts of a PDF.
   style: Any = {'axes.grid': True, 'grid.alpha': 0.3, 'pdf.fonttype': 42}
-  with matplotlib.rc_context(style | {'font.size': 8}):
+  style |= {'axes.formatter.limits': (-3, 4), 'font.size': 8}
+  with matplotlib.rc_context(style):
     figure: Any = mpl_figure.Figure((3.4, sum(heights)), layout='constrained')
     above, below = figure.subfigures(2, 1, height_ratios=heights)
     curves, points = above.subplots(), below.subplots()
@@ -393,6 +388,7 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
       if of.mean is not None:
         half = None if of.high is None else of.high - of.mean
         points.errorbar(of.mean, index, xerr=half, capsize=2, **look)
+    points.locator_params(axis='x', nbins=5)
     points.set_yticks(range(len(runs)), list(map(figures.plain, names)))
     points.set_ylim(len(runs) - 0.4, -0.6)
     points.set_xlabel(f'test {metric}'.replace('_', ' '))

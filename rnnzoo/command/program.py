@@ -177,8 +177,7 @@ def _compare(words: list[str]) -> None:
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     print(comparison.compare(parsed.runs, parsed.output))
-    names = ', '.join(comparison.FILES)
-    print(f'written to {parsed.output}: {names}')
+    print(f'written to {parsed.output}: {", ".join(comparison.FILES)}')
 
 
 def _sweep(words: list[str]) -> None:

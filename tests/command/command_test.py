@@ -1,7 +1,6 @@
 """The console script: its commands, its sentences, what it writes."""
 
 import contextlib
-import csv
 import importlib
 import importlib.util
 import io
@@ -51,12 +50,13 @@ def execute(*command, **options):
 
 
 def write_run(directory, accuracies, dataset='digits', metric='accuracy'):
-  """Writes what a finished run of seeds 0, 1, ... leaves behind."""
+  """Writes what a finished run leaves behind."""
   history = [
       {'epoch': epoch, f'validation_{metric}': 0.1 * epoch} for epoch in (1, 2)
   ]
   tests = [{metric: value, 'loss': 1.0} for value in accuracies]
-  finished_run.write(directory, 'gru_smnist', dataset, tests, history)
+  more = {'higher_is_better': False} if metric == 'own' else {}
+  finished_run.write(directory, 'gru_smnist', dataset, tests, history, **more)
   return str(directory)
 
 
@@ -276,28 +276,32 @@ class ComparisonTest(absltest.TestCase):
         ('pdf', b'%PDF'),
     ):
       self.assertStartsWith((out / f'comparison.{end}').read_bytes(), start)
-    with (out / 'comparison.csv').open() as file:
-      row, *_, last = csv.DictReader(file)
-    self.assertEqual((row['run'], row['metric']), ('one', 'accuracy'))
+    row, *_, last = (out / 'comparison.csv').read_text().splitlines()[1:]
+    self.assertStartsWith(row, 'one,accuracy,3,')
     numbers = mean, std, mean - half, mean + half, 0.5, 0.75
     np.testing.assert_allclose(
-        [float(value) for value in list(row.values())[3:]], numbers, rtol=1e-6
+        list(map(float, row.split(',')[3:])), numbers, rtol=1e-6
     )
-    self.assertEqual((last['metric'], last['low']), ('loss', ''))
+    self.assertEqual(last, 'two,loss,1,1.0,0.0,,,1.0,1.0')
+
+  def compare(self, metric='accuracy', **runs):
+    """Returns the text on runs with these values, without a figure."""
+    paths = [
+        write_run(self.directory / metric / name, values, metric=metric)
+        for name, values in runs.items()
+    ]
+    with mock.patch.object(comparison, 'plot'):
+      return comparison.compare(paths, str(self.directory / 'out'))
 
   def test_paired_tests(self):
-    best = [0.3, 0.5, 0.4, 0.6]
-    runs = {
-        'best': best,
-        'near': [0.29, 0.45, 0.41, 0.55],
-        'far': [0.1, 0.25, 0.21, 0.36],
-        'shifted': [value - 0.125 for value in best],
-        'short': [0.2],
-        'diverged': [0.2, None],
-    }
-    paths = [write_run(self.directory / n, v) for n, v in runs.items()]
-    with mock.patch.object(comparison, 'plot'):
-      text = comparison.compare(paths, str(self.directory / 'out'))
+    text = self.compare(
+        best=[0.3, 0.5, 0.4, 0.6],
+        near=[0.29, 0.45, 0.41, 0.55],
+        far=[0.1, 0.25, 0.21, 0.36],
+        shifted=[0.2, 0.4, 0.3, 0.5],
+        short=[0.2],
+        diverged=[0.2, None],
+    )
     self.assertIn(
         'Paired t-tests on test accuracy, two-sided, over the seeds that both'
         ' runs have, against best, which has the highest mean. The p-values'
@@ -316,16 +320,11 @@ class ComparisonTest(absltest.TestCase):
         ('diverged', 'a seed has no finite value', 2),
     ):
       self.assertIn(f'{name}: no p-value, since {reason}; pairs: {pairs}', text)
-    for metric, extreme in (('mse', 'lowest'), ('own', 'highest')):
-      directory = self.directory / metric
-      values = [[0.3, 0.2], [0.1, 0.15]]
-      paths = [
-          write_run(directory / str(i), v, metric=metric)
-          for i, v in enumerate(values)
-      ]
-      with mock.patch.object(comparison, 'plot'):
-        text = comparison.compare(paths, str(directory))
-      self.assertIn(f'which has the {extreme} mean.\n', text.replace('  ', ''))
+
+  def test_the_best(self):
+    for metric in ('mse', 'own'):
+      text = self.compare(metric, low=[0.1, 0.15], high=[0.3, 0.2])
+      self.assertIn('against low, which has the lowest mean', text)
 
   def test_beside_the_files_of_a_sweep(self):
     one = write_run(self.directory / 'one', [0.5])
@@ -357,7 +356,9 @@ class ComparisonTest(absltest.TestCase):
     code, out, err = run('compare', str(folder), f'--output={folder}')
     self.assertEqual(code, 0, err)
     self.assertRegex(out, rf'\| {begin}8{end} \|.*\n\| {begin}16{end} \|')
-    self.assertEndsWith(err, 'sweep, since not finished: features=32\n')
+    self.assertEqual(
+        err, f'left out, since not finished: {folder}/features=32\n'
+    )
     # Names that are alike without their middle have numbers.
     drawn = (folder / 'comparison.svg').read_text()
     self.assertIn('<!-- 2: optimizer.ra…zer.decay=0 -->', drawn)
@@ -448,7 +449,8 @@ class SweepTest(parameterized.TestCase):
 
   def sweep(self, *words, code=lambda *_: 0):
     """Returns `run` of a sweep whose runs end with a code."""
-    with mock.patch.object(sweep, '_run', code):
+    patched = mock.patch.object(comparison, 'plot')
+    with patched, mock.patch.object(sweep, '_run', code):
       return run('sweep', 'gru_smnist', f'--workdir={self.directory}', *words)
 
   def test_combinations(self):
