@@ -140,8 +140,8 @@ def _runs_in(directory: str) -> list[str]:
   is_run = (path / 'report.json').exists()
   inside = [] if is_run else sorted(path.glob('*/'), key=order)
   done = [run for run in inside if (run / 'report.json').exists()]
-  rest = [run for run in inside if run not in done]
-  rest = [str(run) for run in rest if not _BESIDE_RUNS.fullmatch(run.name)]
+  others = (run for run in inside if run not in done)
+  rest = [str(run) for run in others if not _BESIDE_RUNS.fullmatch(run.name)]
   if done and rest:
     print(f'left out, since not finished: {", ".join(rest)}', file=sys.stderr)
   return [str(run) for run in done] or [directory]

@@ -270,11 +270,8 @@ class ComparisonTest(absltest.TestCase):
     self.assertIn('These runs are of different data. No test is made.', text)
     out = self.directory / 'out'
     self.assertEqual((out / 'comparison.md').read_text(), text)
-    for end, start in (
-        ('png', b'\x89PNG'),
-        ('svg', b'<?xml'),
-        ('pdf', b'%PDF'),
-    ):
+    starts = {'png': b'\x89PNG', 'svg': b'<?xml', 'pdf': b'%PDF'}
+    for end, start in starts.items():
       self.assertStartsWith((out / f'comparison.{end}').read_bytes(), start)
     row, *_, last = (out / 'comparison.csv').read_text().splitlines()[1:]
     self.assertStartsWith(row, 'one,accuracy,3,')
@@ -396,10 +393,8 @@ class ComparisonTest(absltest.TestCase):
     self.assertIn(r'| a\|b |', text)
     tex = (self.directory / 'out/comparison.tex').read_text().splitlines()
     rows = [line.partition(' & ')[0] for line in tex if line.endswith(r'\\')]
-    self.assertEqual(
-        rows,
-        ['run', r'\$$\wedge$\$', 'a$|$b', r'\_\&\%\#\{$\sim$'],
-    )
+    want = r'\$$\wedge$\$', 'a$|$b', r'\_\&\%\#\{$\sim$'
+    self.assertSequenceEqual(rows, ['run', *want])
     (self.directory / 'again').symlink_to(self.directory / 'a|b')
     with self.assertRaisesRegex(files.RunFileError, 'must be named once'):
       comparison.compare([*runs, str(self.directory / 'again')], 'out')
