@@ -382,9 +382,9 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
     _plot_curves(curves, runs, quantity, looks)
     for index, (run, look) in enumerate(zip(runs, looks, strict=True)):
       of = statistics(run, metric)
-      values = [seed['test'][metric] for seed in run.report['seeds']]
-      rows = np.full(len(values), index + 0.3)
-      points.scatter(np.array(values, float), rows, s=3, color=look['color'])
+      for seed in run.report['seeds']:
+        value = np.array(seed['test'][metric], float)  # NaN for None.
+        points.scatter(value, index + 0.3, s=3, color=look['color'])
       if of.mean is not None:
         half = None if of.high is None else of.high - of.mean
         points.errorbar(of.mean, index, xerr=half, capsize=2, **look)

@@ -81,9 +81,8 @@ def plot_confusions(
     )
   axis.set_xticks(range(len(names)), names, rotation=90 * turned)
   axis.set_yticks(range(len(names)), names)
-  axis.set_xlabel(
-      'predicted' if few else 'predicted (the counts are in report.json)'
-  )
+  note = '' if few else ' (the counts are in report.json)'
+  axis.set_xlabel(f'predicted{note}')
   axis.set_ylabel('true')
   figure.savefig(path, dpi=120)
 

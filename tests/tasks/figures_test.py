@@ -5,6 +5,7 @@ import pathlib
 from unittest import mock
 
 from absl.testing import absltest
+from matplotlib import figure as mpl_figure
 import numpy as np
 import pytest
 
@@ -20,21 +21,17 @@ class FiguresTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.path = pathlib.Path(self.create_tempdir().full_path) / 'figure.png'
-    self.figures, make = [], figures.make_figure
 
-    def made(*args, **kwargs):
-      figure, axes = make(*args, **kwargs)
-      self.figures.append(figure)
-      return figure, axes
-
-    self.enter_context(mock.patch.object(figures, 'make_figure', made))
-
-  def assert_within(self, figure):
-    """Checks that no text is cut at the figure's edges."""
+  def drawn(self, draw, *args):
+    """Returns a figure in place of writing it, after a look at its edges."""
+    with mock.patch.object(mpl_figure.Figure, 'savefig', autospec=True) as save:
+      draw(self.path, *args)
+    figure = save.call_args.args[0]
     figure.draw_without_rendering()
-    box, size = figure.get_tightbbox(), figure.get_size_inches()
+    box = figure.get_tightbbox()
     self.assertGreaterEqual(box.min.min(), 0)
-    self.assertTrue((box.max <= size).all())
+    self.assertTrue((box.max <= figure.get_size_inches()).all())
+    return figure
 
   @pytest.mark.slow
   def test_no_name_is_a_formula(self):
@@ -52,8 +49,7 @@ class FiguresTest(absltest.TestCase):
 
   def test_every_count_is_visible(self):
     for matrix in ([[1, 400], [200, 0]], [[3, 3], [3, 3]]):
-      figures.plot_confusions(self.path, 'title', matrix, 'ab')
-      (axis,) = self.figures.pop().axes
+      (axis,) = self.drawn(figures.plot_confusions, 'title', matrix, 'ab').axes
       (image,) = axis.images
       colors = image.to_rgba(image.get_array())
       self.assertLen(axis.texts, np.count_nonzero(matrix))
@@ -66,11 +62,8 @@ class FiguresTest(absltest.TestCase):
   def test_names_of_many_classes_have_room(self):
     names = [f'point to something with a finger, {i}' for i in range(70)]
     for count in (3, 60, 70):
-      matrix = np.eye(count, dtype=int)
-      figures.plot_confusions(self.path, 'title', matrix, names[:count])
-      figure = self.figures.pop()
-      self.assert_within(figure)
-      (axis,) = figure.axes
+      args = 'title', np.eye(count, dtype=int), names[:count]
+      (axis,) = self.drawn(figures.plot_confusions, *args).axes
       for labels in (axis.get_xticklabels(), axis.get_yticklabels()):
         boxes = [label.get_window_extent() for label in labels]
         for one, other in itertools.pairwise(boxes):
@@ -79,10 +72,8 @@ class FiguresTest(absltest.TestCase):
 
   def test_one_epoch_below_a_long_title(self):
     row = {'epoch': 1, 'train_loss': 2.0, 'validation_loss': 1.0}
-    title = 'a long title, ' * 40
-    report.plot_curves(self.path, title, {'seed 0': [row]}, ['loss'])
-    (figure,) = self.figures
-    self.assert_within(figure)
+    args = 'a long title, ' * 40, {'seed 0': [row]}, ['loss']
+    figure = self.drawn(report.plot_curves, *args)
     (axis,) = figure.axes
     self.assertNotIn('None', [line.get_marker() for line in axis.lines])
     lowest = figure._suptitle.get_window_extent().y0
