@@ -205,20 +205,22 @@ def _sample(words: list[str]) -> None:
 
 
 def _compare(words: list[str]) -> None:
-  """Compares finished runs: a table, and a figure."""
+  """Compares finished runs: tables, paired tests, and a figure."""
   parser = argparse.ArgumentParser(
       'rnnzoo compare', description='Compares finished runs.'
   )
-  parser.add_argument('runs', nargs='+', help='run directories')
+  parser.add_argument(
+      'runs', nargs='+', help='run directories, or folders of a sweep'
+  )
   parser.add_argument(
       '--output',
       default='comparison',
-      help='directory for comparison.md and comparison.png',
+      help=f'directory for {", ".join(comparison.FILES)}',
   )
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     print(comparison.compare(parsed.runs, parsed.output))
-    print(f'written: comparison.md and comparison.png in {parsed.output}')
+    print(f'written to {parsed.output}: {", ".join(comparison.FILES)}')
 
 
 def _sweep(words: list[str]) -> None:

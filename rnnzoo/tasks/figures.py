@@ -2,13 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 import pathlib
+import textwrap
 
 import numpy as np
+
+# Counts of more classes than this are too small to be read.
+_MOST_COUNTED = 64
 
 
 def plain(text: str) -> str:
   """Returns a text that is drawn as it is: a '$' in it begins no formula."""
   return text.replace('$', r'\$')
+
+
+def shorten(name: str, most: int = 24) -> str:
+  """Returns a name of at most so many letters, without its middle if longer."""
+  if len(name) <= most:
+    return name
+  return f'{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}'
 
 
 def make_figure(
@@ -18,14 +29,16 @@ def make_figure(
 
   Args:
     columns: columns of axes.
-    size: width and height in inches.
+    size: width and height in inches; a title of several lines adds to it.
     title: the title, with the name of the data set.
     rows: rows of axes.
   """
   from matplotlib import figure as figures  # Slow to import.
 
+  lines = textwrap.wrap(title, int(11 * size[0]))
+  size = size[0], size[1] + 0.17 * max(0, len(lines) - 1)
   figure = figures.Figure(figsize=size, layout='constrained')
-  figure.suptitle(plain(title), fontsize='medium', wrap=True)
+  figure.suptitle(plain('\n'.join(lines)), fontsize='medium')
   return figure, figure.subplots(rows, columns, squeeze=False)
 
 
@@ -35,26 +48,41 @@ def plot_confusions(
     matrix: Sequence[Sequence[int]],
     class_names: Sequence[str],
 ) -> None:
-  """Draws the confusion matrix with its counts."""
-  figure, ((axis,),) = make_figure(1, (6.0, 6.0), title)
+  """Draws the confusion matrix, with its counts up to 64 classes.
+
+  Args:
+    path: path of the file.
+    title: the figure's title.
+    matrix: counts [classes, classes], a row for each true class.
+    class_names: the names of the classes; the middle of a long one is left out.
+  """
+  names = [plain(shorten(name, 40)) for name in class_names]
   counts = np.asarray(matrix)
+  few = len(names) <= _MOST_COUNTED
+  cell = max(0.2, 4.0 / len(names))
+  longest = 0.08 * max(map(len, names))
+  side = cell * len(names) + 1.0
+  turned = longest > 0.8 * cell
+  size = side + longest, side + longest * turned
+  figure, ((axis,),) = make_figure(1, size, title)
   # Log scale: the diagonal would hide the few confusions, which matter here.
-  axis.imshow(np.log1p(counts), cmap='Blues')
-  for row, column in np.ndindex(counts.shape):
-    if counts[row, column]:
-      axis.text(
-          column,
-          row,
-          str(counts[row, column]),
-          ha='center',
-          va='center',
-          fontsize='small',
-          color='white' if row == column else 'black',
-      )
-  names = list(map(plain, class_names))
-  axis.set_xticks(range(len(names)), names)
+  image = axis.imshow(np.log1p(counts), cmap='Blues', vmin=0.0)
+  # Black on light cells, white on dark ones.
+  luminance = image.to_rgba(image.get_array())[..., :3] @ (0.30, 0.59, 0.11)
+  for row, column in np.argwhere(counts) if few else ():
+    axis.text(
+        column,
+        row,
+        str(counts[row, column]),
+        ha='center',
+        va='center',
+        fontsize=min(9.0, 100.0 * cell / len(str(counts.max()))),
+        color='black' if luminance[row, column] > 0.5 else 'white',
+    )
+  axis.set_xticks(range(len(names)), names, rotation=90 * turned)
   axis.set_yticks(range(len(names)), names)
-  axis.set_xlabel('predicted')
+  note = '' if few else ' (the counts are in report.json)'
+  axis.set_xlabel(f'predicted{note}')
   axis.set_ylabel('true')
   figure.savefig(path, dpi=120)
 

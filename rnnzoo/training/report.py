@@ -32,25 +32,32 @@ def plot_curves(
       logarithmic axis, and others.
   """
   count = len(quantities)
-  figure, (axes,) = figures.make_figure(count, (5.0 * count, 4.0), title)
+  size = 5.0 * count, 4.0 + 0.2 * len(histories)
+  figure, (axes,) = figures.make_figure(count, size, title)
   for quantity, axis in zip(quantities, axes, strict=True):
     for index, (name, history) in enumerate(histories.items()):
       epochs = [row['epoch'] for row in history]
-      for split, style in (('train', '--'), ('validation', '-')):
+      for split, style in (('train', 'x--'), ('validation', 'o-')):
         axis.plot(
             epochs,
             # None, which becomes NaN, leaves a gap.
             np.array([row[f'{split}_{quantity}'] for row in history], float),
-            style,
+            style if len(epochs) == 1 else style[1:],
             color=f'C{index % 10}',
             label=f'{name} {split}',
         )
     axis.set_xlabel('epoch')
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.set_ylabel(quantity)
     axis.grid(alpha=0.3)
     if quantity == 'loss':
       axis.set_yscale('log')
-  axes[-1].legend(fontsize='small')
+  figure.legend(
+      *axes[-1].get_legend_handles_labels(),
+      loc='outside lower center',
+      ncols=2 * count,
+      fontsize='small',
+  )
   figure.savefig(path, dpi=120)
 
 
@@ -93,8 +100,9 @@ def summarize(
   The std is the population's (divided by the number of seeds), as in the
   published tables that we compare with. If a seed has no finite number, mean
   and std are None. 'diverged' lists the seeds whose training ended with a loss
-  that was not finite. 'splits' has the entries of 'test' for each further
-  split, if there are any. The task adds its own numbers.
+  that was not finite. 'higher_is_better' is about the first metric. 'splits'
+  has the entries of 'test' for each further split, if there are any. The task
+  adds its own numbers.
   """
   splits = {
       split: summary([result['splits'][split] for result in results], metrics)
@@ -105,6 +113,7 @@ def summarize(
       'changed': dict(changed),
       'dataset': results[0]['dataset'],
       'num_seeds': len(results),
+      'higher_is_better': metrics[0].higher_is_better,
       'diverged': [result['seed'] for result in results if result['diverged']],
       'test': summary([result['test'] for result in results], metrics),
       **({'splits': splits} if splits else {}),

@@ -55,7 +55,8 @@ def write_run(directory, accuracies, dataset='digits', metric='accuracy'):
       {'epoch': epoch, f'validation_{metric}': 0.1 * epoch} for epoch in (1, 2)
   ]
   tests = [{metric: value, 'loss': 1.0} for value in accuracies]
-  finished_run.write(directory, 'gru_smnist', dataset, tests, history)
+  more = {'higher_is_better': False} if metric == 'own' else {}
+  finished_run.write(directory, 'gru_smnist', dataset, tests, history, **more)
   return str(directory)
 
 
@@ -160,7 +161,8 @@ __main__.main()
         env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertRegex(done.stdout, r'\| features=4 \|.* 1 \|')
+    self.assertIn('| features=4 |', done.stdout)
+    self.assertIn('seeds 1, epochs 1.', done.stdout)
     self.assertTrue((directory / 'sweeps/comparison.png').exists())
     with contextlib.chdir(directory):
       code, out, err = run('evaluate', 'sweeps/features=8')
@@ -170,7 +172,7 @@ __main__.main()
       )
       accuracy = report['test']['accuracy']['mean']
       self.assertEndsWith(out, f'test accuracy: {accuracy:.4f}\n')
-      _, out, _ = run('compare', 'sweeps/features=4', 'sweeps/features=8')
+      _, out, _ = run('compare', 'sweeps')
     self.assertEqual(
         out[: out.index('written')].split(),
         done.stdout[done.stdout.index('|') :].split(),
@@ -255,18 +257,71 @@ class ComparisonTest(absltest.TestCase):
     text = comparison.compare([one, two], str(self.directory / 'out'))
     # The quantile of Student's t with two degrees of freedom.
     half = 4.302653 * np.std(values, ddof=1) / math.sqrt(3)
-    mean = np.mean(values)
+    mean, std = np.mean(values), np.std(values)
     self.assertIn(
-        f'| one | gru_smnist | 3 | 1,234 | {mean:.4f} ± {np.std(values):.4f} |'
-        f' {mean - half:.4f} to {mean + half:.4f} | 0.5000 | 0.7500 |'
-        ' 2, 2, 2 |',
+        '| run | seeds | accuracy | 95 % interval | loss |\n'
+        '| --- | --- | --- | --- | --- |\n'
+        f'| one | 3 | {mean:.4f} ± {std:.4f} | {mean - half:.4f} to'
+        f' {mean + half:.4f} | 1.0000 ± 0.0000 |\n'
+        '| two | 1 | 0.2500 ± 0.0000 | – | 1.0000 ± 0.0000 |',
         text,
     )
-    self.assertIn('| 0.2500 ± 0.0000 | – | 0.2500 | 0.2500 | 2 |', text)
-    self.assertIn('These runs are of different data.', text)
+    self.assertIn('experiment gru_smnist, parameters 1,234, epochs 2.', text)
+    self.assertIn('These runs are of different data. No test is made.', text)
     out = self.directory / 'out'
     self.assertEqual((out / 'comparison.md').read_text(), text)
-    self.assertStartsWith((out / 'comparison.png').read_bytes(), b'\x89PNG')
+    starts = {'png': b'\x89PNG', 'svg': b'<?xml', 'pdf': b'%PDF'}
+    for end, start in starts.items():
+      self.assertStartsWith((out / f'comparison.{end}').read_bytes(), start)
+    row, *_, last = (out / 'comparison.csv').read_text().splitlines()[1:]
+    self.assertStartsWith(row, 'one,accuracy,3,')
+    numbers = mean, std, mean - half, mean + half, 0.5, 0.75
+    np.testing.assert_allclose(
+        list(map(float, row.split(',')[3:])), numbers, rtol=1e-6
+    )
+    self.assertEqual(last, 'two,loss,1,1.0,0.0,,,1.0,1.0')
+
+  def compare(self, metric='accuracy', **runs):
+    """Returns the text on runs with these values, without a figure."""
+    paths = [
+        write_run(self.directory / metric / name, values, metric=metric)
+        for name, values in runs.items()
+    ]
+    with mock.patch.object(comparison, 'plot'):
+      return comparison.compare(paths, str(self.directory / 'out'))
+
+  def test_paired_tests(self):
+    text = self.compare(
+        best=[0.3, 0.5, 0.4, 0.6],
+        near=[0.29, 0.45, 0.41, 0.55],
+        far=[0.1, 0.25, 0.21, 0.36],
+        shifted=[0.2, 0.4, 0.3, 0.5],
+        short=[0.2],
+        diverged=[0.2, None],
+    )
+    self.assertIn(
+        'Paired t-tests on test accuracy, two-sided, over the seeds that both'
+        ' runs have, against best, which has the highest mean. The p-values'
+        " have Holm's correction for 2 tests.",
+        text,
+    )
+    # Student's t with three degrees of freedom in closed form. The smaller
+    # p-value is doubled.
+    for name, t, factor in (('near', 0.05 / 0.03, 1), ('far', 14.9466, 2)):
+      angle = math.atan(t / math.sqrt(3))
+      p = 1 - (2 * angle + math.sin(2 * angle)) / math.pi
+      self.assertIn(f'\n{name}: p = {factor * p:.3g}; pairs: 4.', text)
+    for name, reason, pairs in (
+        ('shifted', 'all differences are equal', 4),
+        ('short', 'it takes two pairs', 1),
+        ('diverged', 'a seed has no finite value', 2),
+    ):
+      self.assertIn(f'{name}: no p-value, since {reason}; pairs: {pairs}', text)
+
+  def test_the_best(self):
+    for metric in ('mse', 'own'):
+      text = self.compare(metric, low=[0.1, 0.15], high=[0.3, 0.2])
+      self.assertIn('against low, which has the lowest mean', text)
 
   def test_beside_the_files_of_a_sweep(self):
     one = write_run(self.directory / 'one', [0.5])
@@ -286,6 +341,24 @@ class ComparisonTest(absltest.TestCase):
       code, _, err = run('compare', *path, f'--output={self.directory}')
       self.assertEqual(code, 2)
       self.assertRegex(err, message)
+
+  def test_the_folder_of_a_sweep(self):
+    folder = self.directory / 'sweep'
+    begin, end = 'optimizer.rate=0.1,features=', ',optimizer.decay=0'
+    for number in (16, 8):
+      write_run(folder / f'{begin}{number}{end}', [0.5])
+    for name in ('features=32', 'comparisons'):
+      (folder / name).mkdir()
+    (folder / 'features=8.log').write_text('')
+    code, out, err = run('compare', str(folder), f'--output={folder}')
+    self.assertEqual(code, 0, err)
+    self.assertRegex(out, rf'\| {begin}8{end} \|.*\n\| {begin}16{end} \|')
+    self.assertEqual(
+        err, f'left out, since not finished: {folder}/features=32\n'
+    )
+    # Names that are alike without their middle have numbers.
+    drawn = (folder / 'comparison.svg').read_text()
+    self.assertIn('<!-- 2: optimizer.ra…zer.decay=0 -->', drawn)
 
   def test_every_change_is_found(self):
     one = pathlib.Path(write_run(self.directory / 'one', [0.5]))
@@ -314,9 +387,14 @@ class ComparisonTest(absltest.TestCase):
     self.assertIn('b/run |', text)
 
   def test_a_name_is_no_formula(self):
-    runs = [write_run(self.directory / name, [0.5]) for name in ('$^$', 'a|b')]
+    names = '$^$', 'a|b', '_&%#{~'
+    runs = [write_run(self.directory / name, [0.5]) for name in names]
     text = comparison.compare(runs, str(self.directory / 'out'))
     self.assertIn(r'| a\|b |', text)
+    tex = (self.directory / 'out/comparison.tex').read_text().splitlines()
+    rows = [line.partition(' & ')[0] for line in tex if line.endswith(r'\\')]
+    want = r'\$$\wedge$\$', 'a$|$b', r'\_\&\%\#\{$\sim$'
+    self.assertSequenceEqual(rows, ['run', *want])
     (self.directory / 'again').symlink_to(self.directory / 'a|b')
     with self.assertRaisesRegex(files.RunFileError, 'must be named once'):
       comparison.compare([*runs, str(self.directory / 'again')], 'out')
@@ -324,7 +402,7 @@ class ComparisonTest(absltest.TestCase):
 
   def test_a_seed_without_a_number(self):
     one = write_run(self.directory / 'one', [0.5, None])
-    self.assertIn('| none ± none | – | none', comparison.compare([one], one))
+    self.assertIn('| none ± none | – |', comparison.compare([one], one))
 
   def test_what_cannot_be_compared(self):
     one = write_run(self.directory / 'one', [0.5])
@@ -366,7 +444,8 @@ class SweepTest(parameterized.TestCase):
 
   def sweep(self, *words, code=lambda *_: 0):
     """Returns `run` of a sweep whose runs end with a code."""
-    with mock.patch.object(sweep, '_run', code):
+    patched = mock.patch.object(comparison, 'plot')
+    with patched, mock.patch.object(sweep, '_run', code):
       return run('sweep', 'gru_smnist', f'--workdir={self.directory}', *words)
 
   def test_combinations(self):

@@ -18,6 +18,7 @@ def write(
     dataset: str,
     tests: Sequence[Mapping[str, Any]],
     history: Sequence[Mapping[str, Any]],
+    **more: Any,
 ) -> None:
   """Writes what a finished run leaves behind.
 
@@ -27,6 +28,7 @@ def write(
     dataset: the name of the data set.
     tests: metrics of each seed.
     history: the epochs of all seeds.
+    **more: entries of report.json.
   """
   config = ml_collections.ConfigDict({'task': 'sign', 'name': str(directory)})
   run_directory.open_or_create(
@@ -52,5 +54,6 @@ def write(
       'diverged': [],
       'test': {name: {} for name in next(iter(tests), {'loss': 0})},
       'seeds': results,
+      **more,
   }
   files.write_json(directory / 'report.json', files.signed(report))

@@ -88,6 +88,7 @@ class RunTest(made_up_runs.RunsTestCase):
   def check_report(self, report, directory):
     stored = json.loads((directory / 'report.json').read_text())
     self.assertEqual(stored, report)
+    self.assertFalse(report['higher_is_better'])
     self.assertSequenceEqual(
         [*report['splits']['test_40']],
         ['squared_error', 'root', 'within', 'loss'],
