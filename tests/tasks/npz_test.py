@@ -129,9 +129,15 @@ class NpzTest(parameterized.TestCase):
           NUMBERS,
       ),
       (
-          'y_nan_step',
-          {'y': [[0, 1, 2], [0, 1, np.nan]]},
-          'y must .*; sequence 1, step 2, column 0 is nan',
+          'y_inf_step',
+          {'y': [[0, 1, 2], [0, 1, np.inf]]},
+          'y must .*; sequence 1, step 2, column 0 is inf',
+          NUMBERS_STEP,
+      ),
+      (
+          'y_nan_steps',
+          {'y': [[0, 1, 2], [np.nan] * 3]},
+          'an answer for one step .*; sequence 1 has none',
           NUMBERS_STEP,
       ),
       ('long', {'lengths': [1, 4]}, 'row 1 has 4'),
@@ -172,7 +178,7 @@ class NpzTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('ids', '\n'),
-      ('mask', "; .*the array 'lengths', int .N., such as mask.sum.axis=1.\n"),
+      ('mask', "; .*the array 'lengths', int .N., such as mask.sum.axis=1.,"),
       ('valid_steps', "; .*the array 'lengths'"),
       ('seq_lengths', "; call it 'lengths' if"),
       ('length', "; call it 'lengths' if"),

@@ -29,7 +29,7 @@ def event(name, begin, duration, tid=7, pid=1, **args):
       'ts': begin,
       'dur': duration,
       'name': name,
-      'args': {'hlo_op': name} | args,
+      'args': {'hlo_module': 'jit_f', 'hlo_op': name} | args,
   }
 
 

@@ -249,13 +249,12 @@ class Forecasting(protocol.Task):
     del model
     windows: Any = self.splits[split]
     past, y = np.split(windows['y'], [self._data.context], axis=1)
-    found: dict[str, Any] = self._metrics(
-        y, windows['naive_error'], **predictions
-    )
+    error = windows['naive_error']
+    found: dict[str, Any] = self._metrics(y, error, **predictions)
     for name, season in (('naive', 1), ('seasonal_naive', self._data.season)):
       means = _naive(past, season, self._data.horizon)
       points = np.repeat(means[..., None], len(heads.LEVELS), -1)
-      of_naive = self._metrics(y, windows['naive_error'], means, points)
+      of_naive = self._metrics(y, error, means, points)
       found[name] = {k: of_naive[k] for k in _MEASURED}
     return found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rnnzoo.tasks import protocol
+from rnnzoo.tasks import array_inputs
 
 SPLITS = ('train', 'validation', 'test')
 # float32 has a millionth of a deviation so many deviations from zero.
@@ -49,8 +49,9 @@ class Sequences(NamedTuple):
     if self.y.dtype.kind == 'f':
       is_there = ~np.isnan(self.y)
       return self.valid() & is_there.reshape(*is_there.shape[:2], -1).all(-1)
-    no_label = NO_LABEL if self.y.dtype.kind == 'i' else None
-    return self.valid() & (self.y != no_label)
+    if self.y.dtype.kind == 'i' and self.y.ndim == 2:
+      return self.valid() & (self.y != NO_LABEL)
+    return self.valid()
 
 
 def pad(
@@ -69,7 +70,7 @@ def pad(
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
   step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  protocol.check(lengths, step_bytes, 'cut or split the longest')
+  array_inputs.check_padding(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence

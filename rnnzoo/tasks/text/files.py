@@ -17,8 +17,8 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.models import decoding
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import fields
-from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
 
 # A .gz file may hold this many bytes, or this many times its own size.
@@ -233,7 +233,7 @@ def buckets(
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
     for side in pairs:
-      protocol.check(
+      array_inputs.check_padding(
           [len(side[i]) + 1 for i in places],
           4,
           'shorten or leave out the longest lines; of those to train on,'
