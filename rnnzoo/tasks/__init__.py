@@ -29,6 +29,7 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks.images import cifar
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import skeletons
+from rnnzoo.tasks.protocol import BITS_PER_BYTE
 from rnnzoo.tasks.protocol import BITS_PER_CHARACTER
 from rnnzoo.tasks.protocol import Evaluation
 from rnnzoo.tasks.protocol import Examples
@@ -46,10 +47,11 @@ from rnnzoo.tasks.series import time_series
 from rnnzoo.tasks.synthetic import adding
 from rnnzoo.tasks.synthetic import copying
 from rnnzoo.tasks.synthetic import state_tracking
-from rnnzoo.tasks.text import characters
+from rnnzoo.tasks.text import language
 from rnnzoo.tasks.text import translation
 
 __all__ = (
+    'BITS_PER_BYTE',
     'BITS_PER_CHARACTER',
     'LOSS',
     'PERPLEXITY',
@@ -70,7 +72,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
     types.MappingProxyType(
         {
             'adding': adding.AddingProblem,
-            'characters': characters.Characters,
+            'characters': language.Text,  # The name in earlier runs.
             'cifar': cifar.SequentialCifar,
             'copying': copying.CopyMemory,
             'har': har.HumanActivity,
@@ -80,6 +82,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
             'skeletons': skeletons.SkeletonActions,
             'smnist': smnist.SequentialMnist,
             'state_tracking': state_tracking.StateTracking,
+            'text': language.Text,
             'time_series': time_series.TimeSeries,
             'translation': translation.Translation,
         }

@@ -1,4 +1,4 @@
-"""Characters: windows, encodings, samples, and a text that can be learnt."""
+"""Texts: windows, tokens, folders, samples, and a text that can be learnt."""
 
 import importlib
 import math
@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 
 from rnnzoo import training
-from rnnzoo.tasks.text import characters
+from rnnzoo.tasks.text import language
 from rnnzoo.training import run_data
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 
-class CharactersTest(parameterized.TestCase):
+class LanguageTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
     self.path = self.directory / 'text.txt'
     self.path.write_text('abcdefg\n' * 40)
-    base = importlib.import_module('configs.base_characters')
+    base = importlib.import_module('configs.base_text')
     self.config = base.get_config()
     self.config.data.update(
         path=str(self.path), context=16, steps_per_epoch=40, sample_length=20
@@ -40,7 +40,7 @@ class CharactersTest(parameterized.TestCase):
 
   def test_windows_predict_every_character_once(self):
     tokens = np.arange(1, 22)
-    found = characters.windows(tokens, 8)
+    found = language.windows(tokens, 8)
     np.testing.assert_array_equal(found['length'], [8, 8, 4])
     targets = [
         row[1 : 1 + length]
@@ -51,7 +51,7 @@ class CharactersTest(parameterized.TestCase):
 
   def test_windows_of_the_test_can_have_another_length(self):
     shapes = lambda: {
-        name: characters.Characters(self.config).splits[name]['tokens'].shape
+        name: language.Text(self.config).splits[name]['tokens'].shape
         for name in ('validation', 'test')
     }
     self.assertEqual(shapes(), {'validation': (1, 17), 'test': (1, 17)})
@@ -65,18 +65,18 @@ class CharactersTest(parameterized.TestCase):
     self.assertEqual(shapes(), {'validation': (5, 17), 'test': (2, 41)})
 
   def test_a_run_is_bound_to_its_text(self):
-    task, digests = characters.Characters(self.config), []
+    task, digests = language.Text(self.config), []
     tokens = task.splits['train'].source['tokens']
     for text in ('abcdefg\n', 'abcdegf\n'):  # The same up to validation.
       self.path.write_text(10 * text + 30 * 'abcdefg\n')
-      task_of_text = characters.Characters(self.config)
+      task_of_text = language.Text(self.config)
       digests.append(run_data.of_task(task_of_text).digest)
     self.assertNotEqual(*digests)
     self.assertLen(tokens, 40 * 8 - 2 * 16)
 
   def test_random_windows_are_of_the_text(self):
     tokens = jnp.arange(10)
-    found = characters.random_windows(tokens, 200, 4, jax.random.key(0))
+    found = language.random_windows(tokens, 200, 4, jax.random.key(0))
     starts = np.asarray(found['tokens'][:, 0])
     np.testing.assert_array_equal(
         found['tokens'], starts[:, None] + np.arange(5)
@@ -95,15 +95,15 @@ class CharactersTest(parameterized.TestCase):
     pieces = trained.task.sample(trained.model, 'efg', jax.random.key(0))
     self.assertEqual(''.join(pieces), 'efg\nabcdefg\nabcdefg\nabc')
     self.assertIn('abcdefg', (self.directory / 'run/sample.txt').read_text())
-    tokens = characters.encode('abc', trained.task.vocabulary)[None]
+    tokens = trained.task.tokens.encode('abc')[None]
     (place,) = trained.predict(tokens)
-    self.assertEqual(trained.task.vocabulary[int(place)], 'd')
+    self.assertEqual(trained.task.tokens.text([int(place)]), 'd')
     with self.assertRaisesRegex(ValueError, "'!z' is not in the text"):
       trained.task.sample(trained.model, 'z!', jax.random.key(0))
 
   @pytest.mark.slow
   def test_lengths_and_temperatures_of_samples(self):
-    task = characters.Characters(self.config)
+    task = language.Text(self.config)
     model = task.build_model(nnx.Rngs(0))
 
     def sample(**options):
@@ -114,12 +114,12 @@ class CharactersTest(parameterized.TestCase):
     self.assertLen(best, 21)
     self.assertEqual(sample(length=5), best[:6])
     self.assertEqual(sample(length=45)[:21], best)
-    programs = characters._go_on._cache_size()
+    programs = language._go_on._cache_size()
     warm = sample(temperature=2)
     self.assertNotEqual(warm, best)
     # So small that logits divided by it would be infinite.
     self.assertEqual(sample(temperature=1e-37), best)
-    self.assertEqual(characters._go_on._cache_size(), programs)
+    self.assertEqual(language._go_on._cache_size(), programs)
     self.assertEqual(self.config.to_json(), before)
     self.config.data.sample_temperature = 2.0
     self.assertEqual(sample(), warm)
@@ -133,7 +133,7 @@ class CharactersTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'path': 'none.txt'}, FileNotFoundError, "there is no file 'none.txt'"),
-      ({'context': 288}, ValueError, 'has 320 characters, of which 288 train'),
+      ({'context': 288}, ValueError, 'has 320 tokens, of which 288 train'),
       ({'context': 0}, ValueError, 'data.context must be an integer from 1'),
       ({'test_context': 0}, ValueError, 'data.test_context must be an integer'),
       ({'test_fraction': 1.0}, ValueError, 'test_fraction must be'),
@@ -142,7 +142,7 @@ class CharactersTest(parameterized.TestCase):
   def test_errors(self, data, error, message):
     self.config.data.update(data)
     with self.assertRaisesRegex(error, message):
-      characters.Characters(self.config)
+      language.Text(self.config)
 
   @parameterized.parameters(
       ({'norm': 'layer'}, 'config.model.norm must be None for a language'),
@@ -157,16 +157,16 @@ class CharactersTest(parameterized.TestCase):
   def test_models_that_cannot_be(self, model, message):
     self.config.model.update(model)
     with self.assertRaisesRegex(ValueError, message):
-      task = characters.Characters(self.config)
+      task = language.Text(self.config)
       jax.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
 
   def test_an_empty_text(self):  # text_files_test.py has other wrong ones.
     self.path.write_bytes(b'')
     with self.assertRaisesRegex(ValueError, 'has 0 characters'):
-      characters.Characters(self.config)
+      language.Text(self.config)
 
   def test_the_embedded_text_names_its_python(self):
-    name, text = characters.read('')
+    name, text = language.read('')
     version = '.'.join(map(str, sys.version_info[:3]))
     self.assertEqual(name, f"topics of Python {version}'s help")
     self.assertGreater(len(text), 300_000)
