@@ -318,7 +318,7 @@ class Trained:
     with np.errstate(over='ignore'):
       perplexity = float(np.exp(loss / tokens))
     bits = float(loss / np.log(2.0) / num_bytes)
-    return TextScore(perplexity, bits, round(tokens), round(num_bytes))
+    return TextScore(perplexity, bits, round(tokens), round(float(num_bytes)))
 
   @functools.cached_property
   def _compiled(self):

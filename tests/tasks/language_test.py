@@ -13,8 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.tasks import protocol
 from rnnzoo.tasks.text import language
+from rnnzoo.tasks.text import tokens as tokens_lib
+from rnnzoo.training import metrics as metrics_lib
 from rnnzoo.training import run_data
 
 # configs/ is never installed.
@@ -83,6 +87,109 @@ class LanguageTest(parameterized.TestCase):
     )
     self.assertEqual(set(starts.tolist()), set(range(6)))
 
+  def test_a_folder_of_parts(self):
+    for name, text in (
+        ('ptb.train.txt', ' a b\n' * 20),
+        ('ptb.valid.txt', ' a c \n' * 2),
+        ('ptb.test.txt', ' b\n' * 3),
+    ):
+      (self.directory / 'ptb' / name).parent.mkdir(exist_ok=True)
+      (self.directory / 'ptb' / name).write_text(text)
+    self.config.data.update(path=str(self.directory / 'ptb'), tokens='words')
+    task = language.Text(self.config)
+    self.assertEqual(task.dataset, 'ptb')
+    self.assertEqual(task.metrics[0].name, 'perplexity')
+    self.assertLen(task.splits['train'].source['tokens'], 60)
+    self.assertEqual(task.splits['validation']['length'].tolist(), [5])
+    self.assertEqual(task.splits['test']['length'].tolist(), [5])
+    self.assertIn(0, task.splits['validation']['tokens'])  # 'c' is unknown.
+    (self.directory / 'ptb/ptb.char.train.txt').write_text('a')
+    with self.assertRaisesRegex(
+        ValueError, "one file with 'train' .* it has p"
+    ):
+      language.Text(self.config)
+    self.config.data.path = str(self.directory)
+    with self.assertRaisesRegex(ValueError, "'train' in its name.*has none"):
+      language.Text(self.config)
+    self.config.data.test_fraction = 0.1
+    with self.assertRaisesRegex(ValueError, 'test_fraction would be ignored'):
+      language.Text(self.config)
+
+  def test_a_text_of_words_is_cut_between_them(self):
+    self.path.write_text('one two\n' * 40)
+    self.config.data.tokens = 'words'
+    task = language.Text(self.config)
+    self.assertEqual(task.tokens.pieces, (b' <unk>', b'\n', b' one', b' two'))
+    self.assertNotIn(0, task.splits['train'].source['tokens'])
+    self.assertEqual(task.splits['test']['tokens'][0].tolist()[:3], [2, 3, 1])
+
+  @pytest.mark.slow
+  def test_bits_of_any_tokens(self):
+    """Every token is as likely as any other: all is known."""
+    self.path.write_text('ab\u00e4\n' * 200)
+    for kind, name, per_token in (
+        ('characters', 'bits_per_character', 1.25),
+        ('bytes', 'bits_per_byte', 1.0),
+        ('bpe', 'bits_per_byte', None),
+    ):
+      self.config.data.tokens = kind
+      task = language.Text(self.config)
+      self.assertEqual(task.metrics[0].name, name)
+      num_tokens = len(task.tokens)
+      uniform = lambda x, rngs, v=num_tokens: jnp.zeros((*x.shape, v))
+      found = task.evaluate(uniform, task.splits['test'])
+      found = jax.tree.map(np.asarray, found)
+      means = metrics_lib.of_examples(found, protocol.all_metrics(task))
+      bits = math.log2(num_tokens)
+      self.assertAlmostEqual(means['loss'] / math.log(2), bits, places=5)
+      tokens = task.tokens.encode('ab\u00e4\n' * 10)[1:]
+      sizes = task.tokens.sizes[tokens]
+      self.assertEqual(np.sum(found.weights), len(tokens))
+      means |= task.measure(None, 'test', found.predictions)
+      expected = bits * len(tokens) / sizes.sum()
+      self.assertAlmostEqual(means['bits_per_byte'], expected, places=5)
+      self.assertAlmostEqual(sizes.mean(), per_token or sizes.mean(), delta=0.1)
+
+  def test_a_character_waits_for_its_last_byte(self):
+    task = language.Text(self.config)
+    task.tokens = tokens_lib.make('bytes', [], None)
+    content = 'a\u00e4\U0001f600'.encode() + b'\xffb\xe4'
+    parts = [np.array([[byte]]) for byte in content]
+    pieces = list(task._stream('x', parts))
+    self.assertEqual(pieces, [*'xa\u00e4\U0001f600\ufffdb\ufffd'])
+    self.assertEqual('x' + task.tokens.text(content), ''.join(pieces))
+
+  def test_choices_that_are_cut(self):
+    logits = jnp.log(jnp.array([0.1, 0.4, 0.2, 0.3]))
+    for top_k, top_p, kept in (
+        (4, 1.0, [0, 1, 2, 3]),
+        (2, 1.0, [1, 3]),
+        (4, 0.65, [1, 3]),
+        (4, 0.75, [1, 2, 3]),
+        (2, 0.5, [1]),
+        (4, 1e-6, [1]),
+    ):
+      found = language._cut(logits, top_k, top_p)
+      self.assertEqual(np.flatnonzero(np.isfinite(found)).tolist(), kept)
+      np.testing.assert_array_equal(
+          found[np.array(kept)], logits[np.array(kept)]
+      )
+
+  @pytest.mark.slow
+  def test_many_samples_are_as_each_alone(self):
+    task = language.Text(self.config)
+    model, key = task.build_model(nnx.Rngs(0)), jax.random.key(1)
+    prompts = ['abc', '', 'd', 'efg', 'a' * 9]
+    options = {'length': 40, 'temperature': 1.5, 'top_k': 5, 'top_p': 0.9}
+    found = task.sample_many(model, prompts, key, **options)
+    alone = tasks.Task.sample_many(task, model, prompts, key, **options)
+    self.assertEqual(found, alone)
+    self.assertLen(set(found), 5)
+    self.assertEqual(task.sample_many(model, [], key), [])
+    likely = {'temperature': 2.0, 'top_k': 1}, {'temperature': 0.0}
+    first, second = (task.sample_many(model, ['a'], key, **o) for o in likely)
+    self.assertEqual(first, second)
+
   @pytest.mark.exhaustive
   def test_learns_and_samples(self):
     workdir = str(self.directory / 'run')
@@ -126,6 +233,8 @@ class LanguageTest(parameterized.TestCase):
     for name, values in {
         'length': (0, -1, 2**40, 2.0, math.nan, True),
         'temperature': (-0.1, math.nan, math.inf, 1e39, 1e-60, '1'),
+        'top_k': (0, 1.0),
+        'top_p': (0.0, 1.1),
     }.items():
       for value in values:
         with self.assertRaisesRegex(ValueError, f'^{name} must be .*; got '):
@@ -137,6 +246,13 @@ class LanguageTest(parameterized.TestCase):
       ({'context': 0}, ValueError, 'data.context must be an integer from 1'),
       ({'test_context': 0}, ValueError, 'data.test_context must be an integer'),
       ({'test_fraction': 1.0}, ValueError, 'test_fraction must be'),
+      ({'tokens': 'letters'}, ValueError, 'data.tokens must be one of'),
+      ({'vocabulary_size': 9}, ValueError, 'vocabulary_size would be ignored'),
+      (
+          {'tokens': 'bpe', 'vocabulary_size': 9},
+          ValueError,
+          'vocabulary_size must be an integer from 256',
+      ),
       ({'sample_temperature': -1.0}, ValueError, 'sample_temperature must be'),
   )
   def test_errors(self, data, error, message):

@@ -213,10 +213,15 @@ class RunTest(absltest.TestCase):
     path.write_text('abcdefg\n' * 40)
     config = make_config('text', self.directory, path=str(path))
     config.model.update(conv_width=0, mlp=None)
+    # As runs were before texts had other tokens.
+    now, config.task = config.copy_and_resolve_references(), 'characters'
+    with config.unlocked():
+      del config.data.tokens, config.data.vocabulary_size
     train(config, self.run_path)
+    train(now, self.run_path)
     before = self.command('sample', str(self.run_path), '--prompt=abc')
     self.assertRegex(before[1], '(?s)^abc.{9}\n$')
-    path.rename(self.directory / 'moved.txt')
+    moved = path.rename(self.directory / 'moved.txt')
     after = self.command('sample', str(self.run_path), '--prompt=abc')
     self.assertEqual(after, before)
     self.assertEqual(after[0], 0)
@@ -224,6 +229,20 @@ class RunTest(absltest.TestCase):
     tokens = loaded.task.tokens.encode('abc')[None]
     self.assertEqual(loaded.predict(tokens).shape, (1,))
     self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
+    score = loaded.perplexity('abcdefg\n' * 40)
+    self.assertEqual(score[2:], (319, 319))
+    self.assertAlmostEqual(2**score.bits_per_byte, score.perplexity, places=4)
+    told = self.command('evaluate', str(self.run_path), f'--text={moved}')
+    self.assertRegex(
+        told[1], r'^seed 0: perplexity .* 319 tokens, 319 bytes\n$'
+    )
+    with self.assertRaisesRegex(ValueError, 'must have two tokens or more'):
+      loaded.perplexity('a')
+    many = self.command(
+        'sample', str(self.run_path), '--prompt=a', '--prompt=b'
+    )
+    texts = loaded.sample_many(['a', 'b'])
+    self.assertEqual(many[1], '\n\n'.join(texts) + '\n')
     words = 'sample', str(self.run_path), '--prompt=abc', '--length=40'
     config = (self.run_path / 'config.json').read_text()
     warm = self.command(*words, '--temperature=3')
@@ -235,6 +254,8 @@ class RunTest(absltest.TestCase):
     for flag, name in (
         ('--length=0', 'length'),
         ('--temperature=nan', 'temperature'),
+        ('--top_k=0', 'top_k'),
+        ('--top_p=2', 'top_p'),
         ('--seed=-1', 'seed'),
     ):
       code, out, err = self.command(*words, flag)
