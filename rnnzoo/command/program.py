@@ -151,11 +151,8 @@ def _evaluate_text(
     seeds = [*range(config.seed, config.seed + config.num_seeds)]
   for parsed.model_seed in seeds:
     found = _load(parsed).perplexity(text)
-    print(
-        f'seed {parsed.model_seed}: perplexity {found.perplexity:.2f},'
-        f' bits_per_byte {found.bits_per_byte:.4f}, {found.num_tokens:,}'
-        f' tokens, {found.num_bytes:,} bytes'
-    )
+    numbers = (f'{name} {value:,.6g}' for name, value in found.items())
+    print(f'seed {parsed.model_seed}: {", ".join(numbers)}')
 
 
 def _predict(words: list[str]) -> None:

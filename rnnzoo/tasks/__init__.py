@@ -29,7 +29,6 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks.images import cifar
 from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import skeletons
-from rnnzoo.tasks.protocol import BITS_PER_BYTE
 from rnnzoo.tasks.protocol import BITS_PER_CHARACTER
 from rnnzoo.tasks.protocol import Evaluation
 from rnnzoo.tasks.protocol import Examples
@@ -51,7 +50,6 @@ from rnnzoo.tasks.text import language
 from rnnzoo.tasks.text import translation
 
 __all__ = (
-    'BITS_PER_BYTE',
     'BITS_PER_CHARACTER',
     'LOSS',
     'PERPLEXITY',

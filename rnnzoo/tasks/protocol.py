@@ -372,7 +372,7 @@ class Task(abc.ABC):
     The key of each is `jax.random.fold_in(key, number)`, with its number from
     0; the options are those of `sample`.
     """
-    keys = (jax.random.fold_in(key, number) for number in itertools.count())
+    keys = map(jax.random.fold_in, itertools.repeat(key), itertools.count())
     pairs = zip(prompts, keys, strict=False)
     return [''.join(self.sample(model, *pair, **options)) for pair in pairs]
 

@@ -7,7 +7,7 @@ import inspect
 import numbers
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 import warnings
 
 from flax import nnx
@@ -93,22 +93,6 @@ def evaluate_best(
       measured = task.measure(model, name, evaluation.predictions)
       tests[name] = metrics_lib.of_test(evaluation, measured, task)
   return tests
-
-
-class TextScore(NamedTuple):
-  """How well a model predicts a text.
-
-  Attributes:
-    perplexity: perplexity a token.
-    bits_per_byte: bits for each byte of UTF-8, whatever the tokens are.
-    num_tokens: the number of tokens that are predicted.
-    num_bytes: their bytes.
-  """
-
-  perplexity: float
-  bits_per_byte: float
-  num_tokens: int
-  num_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,11 +237,12 @@ class Trained:
       **options: as of `sample`, whose errors it raises, too.
 
     Raises:
-      ValueError: prompts are no list of strings.
+      ValueError: prompts are no list of strings, or an empty one.
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str) or not prompts:
       raise ValueError(
-          f'prompts must be a list of strings, got {fields.shorten(prompts)}'
+          f'prompts must be a list of strings, got {fields.shorten(prompts)};'
+          " ['The '] would work"
       )
     key = self._for_samples(prompts, key, options)
     return self.task.sample_many(self.model, prompts, key, **options)
@@ -292,11 +277,15 @@ class Trained:
 
   @promotion.of_dtypes
   @promotion.of_ranks
-  def perplexity(self, text: str) -> TextScore:
+  def perplexity(self, text: str) -> dict[str, float]:
     """Returns how well the model predicts a text.
 
     It is read in windows of `config.data.test_context` tokens, as the test is.
     The first token has no prediction.
+
+    Returns:
+      'perplexity' a token; 'bits_per_byte' of UTF-8, whatever the tokens are;
+      and 'num_tokens' and 'num_bytes' of what is predicted.
 
     Raises:
       NotImplementedError: the task predicts no text; the message says so.
@@ -306,19 +295,21 @@ class Trained:
     examples = self.task.read_text(_checked(text, 'text'))
     count = protocol.num_examples(examples)
     size = min(count, self.config.eval_batch_size)
-    loss = tokens = num_bytes = 0.0
+    totals = np.zeros(3)
     for first in range(0, count, size):
       places = np.arange(first, first + size)
       batch = {name: x[places % count] for name, x in examples.items()}
       found = self._compiled('evaluate', nnx.state(self.model), batch)
+      means = 1.0, found.losses, found.scores['bytes_per_token']
       weights = np.where(places < count, found.weights, 0.0)
-      tokens += np.sum(weights)
-      loss += np.sum(weights * found.losses)
-      num_bytes += np.sum(weights * found.scores['bytes_per_token'])
-    with np.errstate(over='ignore'):
-      perplexity = float(np.exp(loss / tokens))
-    bits = float(loss / np.log(2.0) / num_bytes)
-    return TextScore(perplexity, bits, round(tokens), round(float(num_bytes)))
+      totals += [np.sum(weights * mean) for mean in means]
+    num_tokens, nats, num_bytes = totals.tolist()
+    return {
+        'perplexity': float(np.exp(nats / num_tokens)),
+        'bits_per_byte': nats / num_bytes / float(np.log(2.0)),
+        'num_tokens': num_tokens,
+        'num_bytes': num_bytes,
+    }
 
   @functools.cached_property
   def _compiled(self):

@@ -125,8 +125,9 @@ class TrainedTest(absltest.TestCase):
       loaded.sample(3)
     with self.assertRaisesRegex(ValueError, 'prompt is not UTF-8: its char'):
       loaded.sample('\udcff')
-    with self.assertRaisesRegex(ValueError, "a list of strings, got 'So'"):
-      loaded.sample_many('So')
+    for prompts in ('So', []):
+      with self.assertRaisesRegex(ValueError, 'must be a list of strings, got'):
+        loaded.sample_many(prompts)
     with self.assertRaisesRegex(NotImplementedError, 'no perplexity of a text'):
       loaded.perplexity('So')
     self.assertEqual(loaded.sample_many(['So', 'a']), ['So!?', 'a!?'])

@@ -34,6 +34,7 @@ import numpy as np
 import optax
 
 from rnnzoo import models
+from rnnzoo import settings
 from rnnzoo.models import language as language_model
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
@@ -70,12 +71,11 @@ _DATA_RULES: Mapping[str, fields.Rule] = {
     'test_fraction': fields.number(0, 1, above=True, below=True),
     'sample_length': _SAMPLE_RULES['length'],
     'sample_temperature': _SAMPLE_RULES['temperature'],
-}
-# Runs of earlier configs lack these fields.
-_TOKEN_RULES: Mapping[str, fields.Rule] = {
     'tokens': fields.one_of(tokens_lib.KINDS),
-    'vocabulary_size': fields.integer(1, 10**7, optional=True),
+    'vocabulary_size': fields.integer(256, 10**7, optional=True),
 }
+# Configs of earlier runs lack them.
+_NEW_FIELDS = {'tokens', 'vocabulary_size'}
 _MODEL_RULES: Mapping[str, fields.Rule] = {
     'conv_width': fields.integer(0, 1000),
     'mlp': fields.one_of(language_model.MLPS, optional=True),
@@ -108,24 +108,20 @@ class Text(protocol.Task):
       ModuleNotFoundError: the package for subwords is missing; the message says
         how to install it.
     """
-    data, context = config.data, self._set_up(config)
+    self._set_up(config)
+    data, context = config.data, config.data.context
     self.batch_size = config.batch_size
     self.dataset, texts = _read_parts(data, self._kind)
     size = data.get('vocabulary_size')
     self.tokens = tokens_lib.make(self._kind, texts, size)
-    train, validation, test = map(self.tokens.encode, texts)
-    sizes = list(map(len, (train, validation, test)))
-    if max(sizes) > MAX_TOKENS:
-      raise ValueError(
-          f'{self.dataset} has a part of {max(sizes):,} tokens; a part has at'
-          f' most {MAX_TOKENS:,}'
-      )
-    if sizes[0] <= context or min(sizes[1:]) < 2:
+    train, validation, test = parts = list(map(self.tokens.encode, texts))
+    sizes = list(map(len, parts))
+    if sizes[0] <= context or min(sizes) < 2 or max(sizes) > MAX_TOKENS:
       raise ValueError(
           f'{self.dataset} has {sum(sizes):,} tokens, of which {sizes[0]:,}'
           f' train, {sizes[1]:,} validate and {sizes[2]:,} test; training needs'
-          f' more than config.data.context, {context:,}, and the others two or'
-          ' more'
+          f' more than config.data.context, {context:,}, the others two or'
+          f' more, and none has more than {MAX_TOKENS:,}'
       )
     self.splits: Mapping[str, protocol.Split] = {
         'train': protocol.Generator(
@@ -139,17 +135,18 @@ class Text(protocol.Task):
         'test': self._test_windows(test),
     }
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> int:
-    """Checks the config; returns the tokens of a window."""
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
     data = config.data
-    given = {name: rule for name, rule in _TOKEN_RULES.items() if name in data}
-    fields.check(data, {**_DATA_RULES, **given}, 'config.data')
+    rules = dict(_DATA_RULES)
+    for name in _NEW_FIELDS.difference(data.keys()):
+      del rules[name]
+    fields.check(data, rules, 'config.data')
     self._kind = data.get('tokens', 'characters')
-    if self._kind in tokens_lib.SUBWORDS:
-      rule = fields.integer(256, 10**7, optional=True)
-      fields.check(data, {'vocabulary_size': rule}, 'config.data')
-    elif self._kind != 'words':
+    if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
+    if self._kind in tokens_lib.SUBWORDS:
+      part = f'config.data.tokens={self._kind!r}'
+      settings.require(part, 'text', ('tokenizers',))
     backbones.check(config.model)
     fields.check(config.model, _MODEL_RULES, 'config.model')
     self._model, self._data = config.model, data
@@ -159,7 +156,6 @@ class Text(protocol.Task):
     }
     bits = protocol.BITS_PER_BYTE, protocol.BYTES_PER_TOKEN
     self.metrics = main.get(self._kind, bits)
-    return data.context
 
   def _test_windows(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
     context = self._data.context
@@ -181,7 +177,7 @@ class Text(protocol.Task):
   def build_model(self, rngs) -> models.LanguageModel:
     options = {name: self._model[name] for name in _MODEL_RULES}
     return backbones.build_language_model(
-        self._model, len(self.tokens), rngs, **options
+        self._model, len(self.tokens.pieces), rngs, **options
     )
 
   def evaluate(self, model, examples, rngs=None) -> protocol.Evaluation:
@@ -223,7 +219,7 @@ class Text(protocol.Task):
     return self._test_windows(tokens)
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, len(self.tokens))
+    return token_inputs.check(inputs, len(self.tokens.pieces))
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns the most likely next token, int32 [B], of tokens [B, T]."""
@@ -248,8 +244,6 @@ class Text(protocol.Task):
 
   def sample_many(self, model, prompts, key, **options):
     rows, options = list(map(self._start, prompts)), self._options(**options)
-    if not rows:
-      return []
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(rows)))
     parts = list(self._generate(model, rows, keys, **options))
     texts = map(self.tokens.text, np.concatenate(parts).T)
@@ -284,8 +278,8 @@ class Text(protocol.Task):
     graphdef, state = nnx.split(model)
     carry, logits = _after(model, rows)
     cuts = None
-    if not top_k is top_p is None:
-      cuts = top_k or len(self.tokens), float(top_p or 1.0)
+    if (top_k, top_p) != (None, None):
+      cuts = top_k or len(self.tokens.pieces), float(top_p or 1.0)
     for first in range(0, length, _TOGETHER):
       carry, logits, tokens = _go_on(
           graphdef, state, carry, logits, keys, first, float(temperature), cuts
@@ -314,7 +308,7 @@ class Text(protocol.Task):
 
     kind = 'characters' if self._kind == 'characters' else 'tokens'
     return protocol.Report(
-        {f'num_{kind}': len(self.tokens), 'sample': sample},
+        {f'num_{kind}': len(self.tokens.pieces), 'sample': sample},
         {'sample.txt': write},
     )
 

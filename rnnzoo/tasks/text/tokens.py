@@ -11,7 +11,7 @@ References:
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import io
@@ -21,15 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from rnnzoo import settings
 from rnnzoo.tasks import fields
 
 SUBWORDS = ('bpe', 'unigram')
 KINDS = ('characters', 'bytes', *SUBWORDS, 'words')
 # Subwords at most, where the config names no number.
 _NUM_SUBWORDS = 8192
-# Lines that are cut into subwords at once.
-_LINES = 10_000
 _UNKNOWN, _END = '<unk>', '<eos>'
 
 
@@ -38,29 +35,19 @@ class Tokens:
   """Text to tokens and back.
 
   Attributes:
-    kind: a name in `KINDS`.
     described: the argument of `restore`, which JSON can hold.
     pieces: the UTF-8 of each token; one may end within a character.
-    tokenizer: a `tokenizers.Tokenizer` of subwords; else None.
+    find: function from a text to its tokens.
   """
 
-  kind: str
   described: Mapping[str, str]
-  pieces: tuple[bytes, ...]
-  tokenizer: Any = None
-
-  def __len__(self) -> int:
-    return len(self.pieces)
+  pieces: Sequence[bytes]
+  find: Callable[[str], Iterable[int]]
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
     """The number of bytes of each token, float32 [tokens]."""
     return np.array(list(map(len, self.pieces)), np.float32)
-
-  @functools.cached_property
-  def _places(self) -> dict[str, int]:
-    names = _names(self.kind, self.described['vocabulary'])
-    return {name: place for place, name in enumerate(names)}
 
   def encode(self, text: str) -> np.ndarray:
     """Returns the tokens of a text, int32 [N].
@@ -68,26 +55,7 @@ class Tokens:
     Raises:
       ValueError: a character is not in the vocabulary.
     """
-    if self.kind == 'bytes':
-      return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    if self.kind in SUBWORDS:
-      return np.fromiter(self._subwords(text), np.int32)
-    places = self._places
-    if self.kind == 'words':
-      found = (places.get(word, places[_UNKNOWN]) for word in _words(text))
-      return np.fromiter(found, np.int32)
-    if unknown := sorted(set(text) - set(places)):
-      raise ValueError(
-          f'{fields.shorten("".join(unknown))} is not in the text that the'
-          ' model was trained on'
-      )
-    return np.fromiter(map(places.__getitem__, text), np.int32, len(text))
-
-  def _subwords(self, text: str) -> Iterator[int]:
-    lines = io.StringIO(text, newline='\n')
-    while batch := list(itertools.islice(lines, _LINES)):
-      for found in self.tokenizer.encode_batch_fast(batch):
-        yield from found.ids
+    return np.fromiter(self.find(text), np.int32)
 
   def text(self, tokens: Iterable[int]) -> str:
     """Returns the text of tokens; U+FFFD stands for bytes that are none."""
@@ -106,62 +74,83 @@ def make(kind: str, texts: Sequence[str], size: int | None) -> Tokens:
       or all words.
 
   Raises:
-    ValueError: the text has no subwords.
-    ModuleNotFoundError: the package for subwords is missing.
+    ValueError: there is nothing to train subwords on.
   """
   if kind == 'bytes':
     return restore(kind, {})
   if kind in SUBWORDS:
     trained = _train(kind, texts[0], size or _NUM_SUBWORDS)
     return restore(kind, {'tokenizer': trained})
-  if kind == 'words':
-    counts = collections.Counter(_words(texts[0]))
-    del counts[_UNKNOWN]
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    vocabulary = ' '.join([_UNKNOWN, *words][:size])
-  else:
-    vocabulary = ''.join(sorted(set().union(*texts)))
-  return restore(kind, {'vocabulary': vocabulary})
+  if kind == 'characters':
+    return restore(kind, {'vocabulary': ''.join(sorted(set().union(*texts)))})
+  counts = collections.Counter(_words(texts[0]))
+  del counts[_UNKNOWN]
+  words = sorted(counts, key=lambda word: (-counts[word], word))
+  return restore(kind, {'vocabulary': ' '.join([_UNKNOWN, *words][:size])})
 
 
 def restore(kind: str, described: Mapping[str, str]) -> Tokens:
   """Returns the tokens of a kind of which `Tokens.described` is this."""
   if kind == 'bytes':
-    return Tokens(kind, described, tuple(bytes([i]) for i in range(256)))
+    pieces = [bytes([number]) for number in range(256)]
+    return Tokens(described, pieces, str.encode)
   if kind in SUBWORDS:
-    settings.require(f'config.data.tokens={kind!r}', 'text', ('tokenizers',))
-    import tokenizers
-    from tokenizers import pre_tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_str(described['tokenizer'])
-    # A sign stands for each byte, in order; for many, that of its number.
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = [ord(sign) for sign in signs if ord(sign) < 256]
-    others = sorted(set(range(256)) - set(own))
-    byte_of = dict(zip(signs, own + others, strict=True))
-    size = tokenizer.get_vocab_size()
-    names: list[Any] = list(map(tokenizer.id_to_token, range(size)))
-    pieces = tuple(bytes(byte_of[sign] for sign in name) for name in names)
-    return Tokens(kind, described, pieces, tokenizer)
-  texts = _names(kind, described['vocabulary'])
+    return _restore_subwords(described)
+  names: Any = described['vocabulary']
   if kind == 'words':
-    texts = ['\n' if word == _END else f' {word}' for word in texts]
-  return Tokens(kind, described, tuple(text.encode() for text in texts))
+    names = names.split(' ')
+  places = {name: place for place, name in enumerate(names)}
+  if kind == 'characters':
+    pieces = [name.encode() for name in names]
+    return Tokens(described, pieces, functools.partial(_characters, places))
+  pieces = [b'\n' if name == _END else f' {name}'.encode() for name in names]
+  find = lambda text: (places.get(word, 0) for word in _words(text))
+  return Tokens(described, pieces, find)
 
 
-def _names(kind: str, vocabulary: str) -> Sequence[str]:
-  return vocabulary.split(' ') if kind == 'words' else vocabulary
+def _characters(places: Mapping[str, int], text: str) -> Iterator[int]:
+  if unknown := sorted(set(text) - places.keys()):
+    raise ValueError(
+        f'{fields.shorten("".join(unknown))} is not in the text that the model'
+        ' was trained on'
+    )
+  return map(places.__getitem__, text)
+
+
+def _lines(text: str) -> Iterator[str]:
+  return io.StringIO(text, newline='\n')
 
 
 def _words(text: str) -> Iterator[str]:
   """Yields the words of a text, and the end of each line that has one."""
-  for line in io.StringIO(text, newline='\n'):
+  for line in _lines(text):
     yield from line.replace('\n', f' {_END}').split()
+
+
+def _restore_subwords(described: Mapping[str, str]) -> Tokens:
+  import tokenizers
+  from tokenizers import pre_tokenizers
+
+  tokenizer = tokenizers.Tokenizer.from_str(described['tokenizer'])
+  # A sign stands for each byte, in order; for many, that of its number.
+  signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+  own = [ord(sign) for sign in signs if ord(sign) < 256]
+  others = sorted(set(range(256)) - set(own))
+  byte_of = dict(zip(signs, own + others, strict=True))
+  names = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+  pieces = [bytes(byte_of[sign] for sign in name) for name, _ in names]
+
+  def find(text):
+    lines = _lines(text)
+    while batch := list(itertools.islice(lines, 10_000)):
+      for found in tokenizer.encode_batch_fast(batch):
+        yield from found.ids
+
+  return Tokens(described, pieces, find)
 
 
 def _train(kind: str, text: str, size: int) -> str:
   """Returns the JSON of a tokenizer of subwords, equal for an equal text."""
-  settings.require(f'config.data.tokens={kind!r}', 'text', ('tokenizers',))
   import tokenizers
   from tokenizers import models
   from tokenizers import pre_tokenizers
@@ -169,19 +158,17 @@ def _train(kind: str, text: str, size: int) -> str:
 
   if not text:
     raise ValueError('the part of the text to train on is empty')
-  options: dict[str, Any] = {
-      'vocab_size': size,
-      'initial_alphabet': pre_tokenizers.ByteLevel.alphabet(),
-      'show_progress': False,
-  }
-  trainer: Any = trainers.BpeTrainer(**options)
-  if kind == 'unigram':
-    trainer = trainers.UnigramTrainer(**options)
-  model = models.BPE() if kind == 'bpe' else models.Unigram()
-  tokenizer = tokenizers.Tokenizer(model)
+  is_bpe = kind == 'bpe'
+  make_trainer: Any = trainers.BpeTrainer if is_bpe else trainers.UnigramTrainer
+  trainer = make_trainer(
+      vocab_size=size,
+      initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+      show_progress=False,
+  )
+  tokenizer = tokenizers.Tokenizer(models.BPE() if is_bpe else models.Unigram())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.train_from_iterator(io.StringIO(text, newline='\n'), trainer)
-  if kind == 'unigram':
+  tokenizer.train_from_iterator(_lines(text), trainer)
+  if not is_bpe:
     pieces = json.loads(tokenizer.to_str())['model']['vocab']
     # `tokenizers` gives bytes that the text lacks the least score and up to
     # 0.0256 more, in random order; sums differ by rounding.
