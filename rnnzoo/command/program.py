@@ -151,7 +151,8 @@ def _evaluate_text(
     seeds = [*range(config.seed, config.seed + config.num_seeds)]
   for parsed.model_seed in seeds:
     found = _load(parsed).perplexity(text)
-    numbers = (f'{name} {value:,.6g}' for name, value in found.items())
+    form = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.4f}'
+    numbers = (f'{name} {form(value)}' for name, value in found.items())
     print(f'seed {parsed.model_seed}: {", ".join(numbers)}')
 
 

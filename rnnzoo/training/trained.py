@@ -307,8 +307,8 @@ class Trained:
     return {
         'perplexity': float(np.exp(nats / num_tokens)),
         'bits_per_byte': nats / num_bytes / float(np.log(2.0)),
-        'num_tokens': num_tokens,
-        'num_bytes': num_bytes,
+        'num_tokens': round(num_tokens),
+        'num_bytes': round(num_bytes),
     }
 
   @functools.cached_property

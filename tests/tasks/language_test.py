@@ -179,12 +179,12 @@ class LanguageTest(parameterized.TestCase):
   def test_many_samples_are_as_each_alone(self):
     task = language.Text(self.config)
     model, key = task.build_model(nnx.Rngs(0)), jax.random.key(1)
-    prompts = ['abc', '', 'd', 'efg', 'a' * 9]
+    prompts = ['abc', '', 'd', 'efg']
     options = {'length': 40, 'temperature': 1.5, 'top_k': 5, 'top_p': 0.9}
     found = task.sample_many(model, prompts, key, **options)
     alone = tasks.Task.sample_many(task, model, prompts, key, **options)
     self.assertEqual(found, alone)
-    self.assertLen(set(found), 5)
+    self.assertLen(set(found), 4)
     likely = {'temperature': 2.0, 'top_k': 1}, {'temperature': 0.0}
     first, second = (task.sample_many(model, ['a'], key, **o) for o in likely)
     self.assertEqual(first, second)

@@ -318,16 +318,12 @@ def _after(model: Any, rows: Sequence[np.ndarray]) -> tuple[Any, jax.Array]:
 
   Texts of one length run together.
   """
-  lengths = np.array(list(map(len, rows)))
-  order, found = [], []
-  for length in np.unique(lengths):
-    places = np.flatnonzero(lengths == length)
-    carry, logits = model.unroll(
-        jnp.array([rows[place] for place in places.tolist()])
-    )
-    order.append(places)
+  length = lambda place: len(rows[place])
+  order, found = sorted(range(len(rows)), key=length), []
+  for _, places in itertools.groupby(order, length):
+    carry, logits = model.unroll(jnp.array([rows[place] for place in places]))
     found.append((carry, logits[:, -1]))
-  back = np.argsort(np.concatenate(order))
+  back = np.argsort(order)
   return jax.tree.map(lambda *parts: jnp.concatenate(parts)[back], *found)
 
 
