@@ -38,6 +38,7 @@ _DATA = (
     'data.clean_epochs',
     'data.validation_noise',
     'data.loss_steps',
+    'data.tokens',
     'data.source_tokens',
     'data.target_tokens',
     'data.vocabulary_size',

@@ -18,11 +18,11 @@ Measured: 804,000 tokens a second (H100, commit 4fe450f, nothing else running);
 
 import ml_collections
 
-from configs import base_characters
+from configs import base_text
 
 
 def get_config() -> ml_collections.ConfigDict:
-  config = base_characters.get_config()
+  config = base_text.get_config()
   config.model.layer = 'Elman'
   config.model.features = 1280
   config.model.num_layers = 6

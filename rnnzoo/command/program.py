@@ -11,6 +11,7 @@ import types
 
 from absl import app
 import jax
+import ml_collections
 
 import rnnzoo
 from rnnzoo import tasks
@@ -18,6 +19,7 @@ from rnnzoo.command import answers
 from rnnzoo.command import comparison
 from rnnzoo.command import sweep
 from rnnzoo.tasks import fields
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.training import command_line
 from rnnzoo.training import experiment as experiments
 from rnnzoo.training import processes
@@ -132,11 +134,15 @@ def _evaluate(words: list[str]) -> None:
   parser = _run_parser(
       'evaluate', 'Tests the best model of each seed, or of one.'
   )
+  parser.add_argument('--text', help='a file to test on in place of the data')
   _add_profile(parser, 'the sources of the test')
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     path = fields.expand(parsed.run)
     config, run = run_directory.read(path)
+    if parsed.text is not None:
+      _evaluate_text(parsed, config)
+      return
     name = run.get('experiment', path.name)
     try:
       with contextlib.redirect_stdout(sys.stderr):
@@ -149,6 +155,21 @@ def _evaluate(words: list[str]) -> None:
       processes.say(profile.of_decoding(found.task, model, path / 'profile'))
       return
     print(trained.evaluate(found, parsed.model_seed))
+
+
+def _evaluate_text(
+    parsed: argparse.Namespace, config: ml_collections.ConfigDict
+) -> None:
+  """Prints how well the best models of a run predict another text."""
+  text = text_files.read(parsed.text, '--text')
+  seeds = [parsed.model_seed]
+  if parsed.model_seed is None:
+    seeds = [*range(config.seed, config.seed + config.num_seeds)]
+  for parsed.model_seed in seeds:
+    found = _load(parsed).perplexity(text)
+    form = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.4f}'
+    numbers = (f'{name} {form(value)}' for name, value in found.items())
+    print(f'seed {parsed.model_seed}: {", ".join(numbers)}')
 
 
 def _predict(words: list[str]) -> None:
@@ -187,9 +208,11 @@ def _predict(words: list[str]) -> None:
 def _sample(words: list[str]) -> None:
   """Prints text that goes on from a prompt."""
   parser = _run_parser('sample', 'Prints text that goes on from a prompt.')
-  parser.add_argument('--prompt', default='', help='how the text begins')
   parser.add_argument(
-      '--length', type=int, help="characters; the config's by default"
+      '--prompt', action='append', help='how a text begins; once for each text'
+  )
+  parser.add_argument(
+      '--length', type=int, help="tokens; the config's by default"
   )
   parser.add_argument(
       '--temperature',
@@ -197,11 +220,19 @@ def _sample(words: list[str]) -> None:
       help="divides logits, 0 for the most likely; the config's by default",
   )
   parser.add_argument(
+      '--top_k', type=int, help='choose from so many of the most likely tokens'
+  )
+  parser.add_argument(
+      '--top_p', type=float, help='choose from tokens of this probability'
+  )
+  parser.add_argument(
       '--seed', type=int, help="of the random choices; the model's by default"
   )
   parsed = parser.parse_args(words)
-  options = {'length': parsed.length, 'temperature': parsed.temperature}
-  command_line.sample(_load(parsed), parsed.prompt, parsed.seed, **options)
+  names = 'length', 'temperature', 'top_k', 'top_p'
+  options = {name: getattr(parsed, name) for name in names}
+  prompts = parsed.prompt or ['']
+  command_line.sample(_load(parsed), prompts, parsed.seed, **options)
 
 
 def _compare(words: list[str]) -> None:

@@ -47,7 +47,7 @@ from rnnzoo.tasks.series import time_series
 from rnnzoo.tasks.synthetic import adding
 from rnnzoo.tasks.synthetic import copying
 from rnnzoo.tasks.synthetic import state_tracking
-from rnnzoo.tasks.text import characters
+from rnnzoo.tasks.text import language
 from rnnzoo.tasks.text import translation
 
 __all__ = (
@@ -71,7 +71,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
     types.MappingProxyType(
         {
             'adding': adding.AddingProblem,
-            'characters': characters.Characters,
+            'characters': language.Text,  # The name in earlier runs.
             'cifar': cifar.SequentialCifar,
             'copying': copying.CopyMemory,
             'forecasting': forecasting.Forecasting,
@@ -82,6 +82,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
             'skeletons': skeletons.SkeletonActions,
             'smnist': smnist.SequentialMnist,
             'state_tracking': state_tracking.StateTracking,
+            'text': language.Text,
             'time_series': time_series.TimeSeries,
             'translation': translation.Translation,
         }

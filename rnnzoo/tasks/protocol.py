@@ -9,6 +9,7 @@ Dimensions: N examples of a split, B batch, T time.
 
 import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
 import math
 import pathlib
 import types
@@ -105,6 +106,15 @@ BITS_PER_CHARACTER = Metric(
     'bits_per_character',
     higher_is_better=False,
     of=lambda means: means['loss'] / math.log(2.0),
+)
+BYTES_PER_TOKEN = Metric('bytes_per_token', form='.3f')
+# For tasks with the metric before, of UTF-8.
+BITS_PER_BYTE = Metric(
+    'bits_per_byte',
+    higher_is_better=False,
+    of=lambda means: (
+        means['loss'] / math.log(2.0) / means[BYTES_PER_TOKEN.name]
+    ),
 )
 
 
@@ -375,11 +385,13 @@ class Task(abc.ABC):
       *,
       length: int | None = None,
       temperature: float | None = None,
+      top_k: int | None = None,
+      top_p: float | None = None,
   ) -> Iterator[str]:
     """Returns pieces of text as they are made: `train.py --mode=sample`.
 
-    A task whose samples have no length or temperature leaves these arguments
-    out; whoever asks for them is told so.
+    A task whose samples lack one of the options leaves this argument out;
+    whoever asks for it is told so.
 
     Args:
       model: a trained model.
@@ -387,11 +399,41 @@ class Task(abc.ABC):
       key: the key of all random choices.
       length: the length after the prompt; None for the task's own.
       temperature: divisor of logits; None for the task's own.
+      top_k: how many of the most likely tokens may be chosen; None for all.
+      top_p: the probability that those together have; None for all.
 
     Raises:
       NotImplementedError: the task makes no text; the message says so.
     """
     raise NotImplementedError(f'{self._name()} has nothing to sample')
+
+  def sample_many(
+      self,
+      model: nnx.Module,
+      prompts: Sequence[str],
+      key: jax.Array,
+      **options: Any,
+  ) -> list[str]:
+    """Returns a text for each prompt, as `sample` makes it.
+
+    The key of each is `jax.random.fold_in(key, number)`, with its number from
+    0; the options are those of `sample`.
+    """
+    keys = map(jax.random.fold_in, itertools.repeat(key), itertools.count())
+    pairs = zip(prompts, keys, strict=False)
+    return [''.join(self.sample(model, *pair, **options)) for pair in pairs]
+
+  def read_text(self, text: str) -> Examples:
+    """Returns a text as examples, for `Trained.perplexity`.
+
+    For these, `evaluate` gives weights, the numbers of their targets, and the
+    score 'bytes_per_token'.
+
+    Raises:
+      NotImplementedError: the task predicts no text; the message says so.
+      ValueError: the text has nothing to predict.
+    """
+    raise NotImplementedError(f'{self._name()} has no perplexity of a text')
 
   def _name(self) -> str:
     return f'the task {type(self).__name__}'

@@ -4,7 +4,7 @@ A user's mistake ends the program with exit code 2 and one sentence on stderr,
 without a trace. `--verbosity=0` logs the trace as well.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import difflib
 import importlib
@@ -189,14 +189,21 @@ _PROFILE = flags.DEFINE_bool(
 )
 _PROMPT = flags.DEFINE_string('prompt', '', 'How a sample begins.')
 _LENGTH = flags.DEFINE_integer(
-    'length', None, 'Characters of a sample; without it as the config has it.'
+    'length', None, 'Tokens of a sample; without it as the config has it.'
 )
 _TEMPERATURE = flags.DEFINE_float(
     'temperature',
     None,
-    'Logits of a sample are divided by it, 0 for the most likely character;'
-    ' without it as the config has it.',
+    'Logits of a sample are divided by it, 0 for the most likely token; without'
+    ' it as the config has it.',
 )
+_TOP_K = flags.DEFINE_integer(
+    'top_k', None, 'How many of the most likely tokens a sample chooses from.'
+)
+_TOP_P = flags.DEFINE_float(
+    'top_p', None, 'The probability of the tokens that a sample chooses from.'
+)
+_OPTIONS = (_LENGTH, _TEMPERATURE, _TOP_K, _TOP_P)
 _SEED = flags.DEFINE_integer(
     'seed',
     None,
@@ -302,7 +309,7 @@ def _check_modes() -> None:
         '--profile is of training steps; it would have no effect with'
         f' --mode={_MODE.value}'
     )
-  for flag in (_PROMPT, _LENGTH, _TEMPERATURE, _SEED):
+  for flag in (_PROMPT, *_OPTIONS, _SEED):
     if flag.present and _MODE.value != 'sample':
       text = f'--{flag.name} is for samples, with --mode=sample'
       processes.give_up(text + (first if flag is _SEED else ''))
@@ -464,8 +471,8 @@ def answer(loaded: trained.Trained) -> None:
   if _MODE.value == 'predict':
     predict(loaded)
     return
-  options = {'length': _LENGTH.value, 'temperature': _TEMPERATURE.value}
-  sample(loaded, _PROMPT.value, _SEED.value, **options)
+  options = {flag.name: flag.value for flag in _OPTIONS}
+  sample(loaded, [_PROMPT.value], _SEED.value, **options)
 
 
 def predict(loaded: trained.Trained) -> None:
@@ -476,19 +483,26 @@ def predict(loaded: trained.Trained) -> None:
 
 
 def sample(
-    loaded: trained.Trained, prompt: str, seed: int | None, **options: Any
+    loaded: trained.Trained,
+    prompts: Sequence[str],
+    seed: int | None,
+    **options: Any,
 ) -> None:
-  """Prints a sample, piece by piece; gives up where the task cannot.
+  """Prints a sample for each prompt; gives up where the task cannot.
 
-  Without a seed, that of the model seeds its random choices. The options are
-  length and temperature, see `Trained.sample`.
+  A single one is printed piece by piece, several have an empty line between.
+  Without a seed, that of the model seeds random choices. `Trained.sample` has
+  the options.
   """
   with processes.one_sentence():
     rule = fields.seed()
     if seed is not None and not rule.allows(seed):
       raise ValueError(f'seed must be {rule.text}; got {fields.shorten(seed)}')
     key = None if seed is None else jax.random.key(seed)
-    for piece in loaded.sample(prompt, key, **options):
+    if len(prompts) > 1:
+      processes.say('\n\n'.join(loaded.sample_many(prompts, key, **options)))
+      return
+    for piece in loaded.sample(prompts[0], key, **options):
       processes.say(piece, end='')
     processes.say('')
 

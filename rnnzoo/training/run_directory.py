@@ -41,9 +41,9 @@ NOT_COMPARED = (
 _OF_TESTS: Mapping[str, tuple[str, ...]] = {
     'eval_batch_size': (),
     'data.test_samplings': ('skeletons',),
-    'data.test_context': ('characters',),
-    'data.sample_length': ('characters',),
-    'data.sample_temperature': ('characters',),
+    'data.test_context': ('text',),
+    'data.sample_length': ('text',),
+    'data.sample_temperature': ('text',),
     'data.num_beams': ('translation',),
     'data.length_penalty': ('translation',),
     'data.output_length': ('translation',),
@@ -246,14 +246,14 @@ def check_same(
     ValueError: config or data set differ; the message says where.
     RunFileError: a file is damaged.
   """
-  there = flatten(files.read_json(path / 'config.json', dict))
-  here = flatten(as_json(config))
+  there = _as_now(flatten(files.read_json(path / 'config.json', dict)))
+  here = _as_now(flatten(as_json(config)))
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
   if mode == 'evaluate':
-    ignored.update(of_tests(config.task))
+    ignored.update(of_tests(here['task']))
   if text := files.differences(there, here, ignored):
     remedy = (
         'pass another --workdir, or, to go on with that run, the flags that it'
@@ -267,6 +267,13 @@ def check_same(
     raise ValueError(
         f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )
+
+
+def _as_now(flat: dict[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a config, of an earlier run too, as they are now."""
+  if flat.get('task') != 'characters':
+    return flat
+  return {'data.tokens': 'characters', **flat, 'task': 'text'}
 
 
 def check_data(

@@ -1,11 +1,10 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
 import inspect
-import itertools
 import numbers
 import os
 import pathlib
@@ -199,19 +198,7 @@ class Trained:
       NotImplementedError: the task has no such thing; the message says so.
     """
     examples = dict(self.task.examples(self._checked(inputs), y))
-    size = protocol.num_examples(examples)
-    batch = min(size, self.config.eval_batch_size)
-    parts = []
-    for first in range(0, size, batch):
-      # All batches are equally long; what is too much is cut off.
-      rows = np.minimum(np.arange(first, first + batch), size - 1)
-      part = {name: np.asarray(x)[rows] for name, x in examples.items()}
-      found = self._compiled('evaluate', nnx.state(self.model), part)
-      rest = slice(size - first)
-      parts.append(
-          jax.tree.map(lambda x, rest=rest: np.asarray(x)[rest], found)
-      )
-    whole = jax.tree.map(lambda *part: np.concatenate(part), *parts)
+    whole = self._evaluated(examples)
     tested = copy.copy(self.task)
     tested.splits = {'test': examples}
     measured = tested.measure(self.model, 'test', whole.predictions)
@@ -308,7 +295,8 @@ class Trained:
           f' {"one" if one else settings.a(type(lines))};'
           f' {[lines[:20] if one else "a line"]!r} would work'
       )
-    return itertools.starmap(_without_end, enumerate(lines, 1))
+    checked = (_text(line, f'line {n}') for n, line in enumerate(lines, 1))
+    return (line.removesuffix('\n').removesuffix('\r') for line in checked)
 
   def sample(
       self,
@@ -317,27 +305,63 @@ class Trained:
       *,
       length: int | None = None,
       temperature: float | None = None,
+      top_k: int | None = None,
+      top_p: float | None = None,
   ) -> Iterator[str]:
     """Returns pieces of text, which go on from the prompt.
 
     Args:
       prompt: the beginning of the text.
       key: seeds all random choices; None for one made of the seed.
-      length: the number of characters after the prompt; None for the number in
-        the run's config.
-      temperature: divisor of a sample's logits, 0 for the most likely
-        character; None for the one in the run's config.
+      length: the number of tokens after the prompt; None for the number in the
+        run's config.
+      temperature: divisor of a sample's logits, 0 for the most likely token;
+        None for the one in the run's config.
+      top_k: how many of the most likely tokens may be chosen; None for all.
+      top_p: probability from 0 to 1. The fewest tokens that have it together
+        may be chosen; None for all.
 
     Raises:
-      NotImplementedError: the task makes no text, or its samples have no length
-        or temperature; the message says so.
+      NotImplementedError: the task makes no text, or its samples lack one of
+        the options; the message says so.
       ValueError: the prompt cannot be, the key is none, or a number is out of
         its range.
     """
-    if not isinstance(prompt, str):
+    options: dict[str, Any] = {'length': length, 'temperature': temperature}
+    options |= {'top_k': top_k, 'top_p': top_p}
+    key = self._for_samples([prompt], key, options)
+    return iter(self.task.sample(self.model, prompt, key, **options))
+
+  def sample_many(
+      self, prompts: Sequence[str], key: jax.Array | None = None, **options: Any
+  ) -> list[str]:
+    """Returns a text for each prompt, all made together.
+
+    Each is, up to the rounding of a larger batch, that of `sample` with the key
+    `jax.random.fold_in(key, number)`, prompts being numbered from 0.
+
+    Args:
+      prompts: the beginnings of the texts, of any lengths.
+      key: as of `sample`.
+      **options: as of `sample`, whose errors it raises, too.
+
+    Raises:
+      ValueError: prompts are no list of strings, or an empty one.
+    """
+    if isinstance(prompts, str) or not prompts:
       raise ValueError(
-          f'prompt must be a string, got {settings.a(type(prompt))}'
+          f'prompts must be a list of strings, got {fields.shorten(prompts)};'
+          " ['The '] would work"
       )
+    key = self._for_samples(prompts, key, options)
+    return self.task.sample_many(self.model, prompts, key, **options)
+
+  def _for_samples(
+      self, prompts: Sequence[str], key: Any, options: dict[str, Any]
+  ) -> jax.Array:
+    """Checks prompts and options, of which None goes; returns the key."""
+    for prompt in prompts:
+      _text(prompt, 'prompt')
     key = jax.random.key(self.seed) if key is None else key
     try:
       jax.eval_shape(jax.random.fold_in, key, 0)
@@ -348,17 +372,61 @@ class Trained:
       ) from error
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    given: dict[str, Any] = {'length': length, 'temperature': temperature}
-    options = {name: x for name, x in given.items() if x is not None}
-    for name, x in options.items():
-      if name not in known and not takes_all:
+    for name, x in [*options.items()]:
+      if x is None:
+        del options[name]
+      elif name not in known and not takes_all:
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )
       # A number of numpy or JAX is as good as one of Python.
       if hasattr(x, 'item') and not x.ndim:
         options[name] = x.item()
-    return iter(self.task.sample(self.model, prompt, key, **options))
+    return key
+
+  @promotion.of_dtypes
+  @promotion.of_ranks
+  def perplexity(self, text: str) -> dict[str, float]:
+    """Returns how well the model predicts a text.
+
+    It is read in windows of `config.data.test_context` tokens, as the test is.
+    The first token has no prediction.
+
+    Returns:
+      'perplexity' a token; 'bits_per_byte' of UTF-8, whatever the tokens are;
+      and 'num_tokens' and 'num_bytes' of what is predicted.
+
+    Raises:
+      NotImplementedError: the task predicts no text; the message says so.
+      ValueError: the text has fewer than two tokens, or characters that the
+        model does not know.
+    """
+    examples = self.task.read_text(_text(text, 'text'))
+    found = self._evaluated(examples)
+    weights = np.asarray(found.weights, np.float64)
+    total = lambda means: float(np.sum(weights * means))
+    num_tokens, nats = total(1.0), total(found.losses)
+    num_bytes = total(found.scores['bytes_per_token'])
+    return {
+        'perplexity': float(np.exp(nats / num_tokens)),
+        'bits_per_byte': nats / num_bytes / float(np.log(2.0)),
+        'num_tokens': round(num_tokens),
+        'num_bytes': round(num_bytes),
+    }
+
+  def _evaluated(self, examples: protocol.Examples) -> protocol.Evaluation:
+    """Returns the results of all examples, as arrays of numpy."""
+    size = protocol.num_examples(examples)
+    batch = min(size, self.config.eval_batch_size)
+    parts = []
+    for first in range(0, size, batch):
+      # All batches are equally long; what is too much is cut off.
+      rows, rest = np.arange(first, first + batch) % size, slice(size - first)
+      part = {name: np.asarray(x)[rows] for name, x in examples.items()}
+      found = self._compiled('evaluate', nnx.state(self.model), part)
+      cut = functools.partial(lambda rest, x: np.asarray(x)[rest], rest)
+      parts.append(jax.tree.map(cut, found))
+    return jax.tree.map(lambda *part: np.concatenate(part), *parts)
 
   @functools.cached_property
   def _compiled(self):
@@ -403,21 +471,19 @@ _METHODS = types.MappingProxyType(
 )
 
 
-def _without_end(number: int, line: Any) -> str:
-  """Returns a line without its end, or raises ValueError."""
-  if not isinstance(line, str):
-    raise ValueError(
-        f'line {number} must be a string, got {settings.a(type(line))}'
-    )
+def _text(text: Any, name: str) -> str:
+  """Returns a text, or raises ValueError for what is none."""
+  if not isinstance(text, str):
+    raise ValueError(f'{name} must be a string, got {settings.a(type(text))}')
   try:
-    line.encode('utf-8')
+    text.encode('utf-8')
   except UnicodeEncodeError as error:
     # Bytes of another encoding, which some locales let through.
     raise ValueError(
-        f'line {number} is not UTF-8: its character {error.start + 1} is'
-        f' {line[error.start]!a}'
+        f'{name} is not UTF-8: its character {error.start + 1} is'
+        f' {text[error.start]!a}'
     ) from error
-  return line.removesuffix('\n').removesuffix('\r')
+  return text
 
 
 def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:

@@ -84,7 +84,6 @@ class ConfigsTest(parameterized.TestCase):
     self.assertNotEmpty(jax.tree.leaves(state.params))
 
   @parameterized.parameters(
-      ('characters', 'path'),
       ('cifar', 'data_dir'),
       ('cifar', 'manual_dir'),
       ('har', 'manual_dir'),
@@ -93,6 +92,7 @@ class ConfigsTest(parameterized.TestCase):
       ('skeletons', 'data_dir', 'ntu60'),
       ('smnist', 'data_dir'),
       ('smnist', 'manual_dir'),
+      ('text', 'path'),
       ('time_series', 'manual_dir'),
       ('translation', 'data_dir', 'tfds:some'),
       ('translation', 'train_source', 'files'),

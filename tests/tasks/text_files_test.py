@@ -11,8 +11,8 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from rnnzoo.tasks.text import characters
 from rnnzoo.tasks.text import files as text_files
+from rnnzoo.tasks.text import language
 
 TEXT = 'eins\u2028x\nzw\xf6lf\n\ndrei\n'
 
@@ -27,7 +27,7 @@ class TextFilesTest(parameterized.TestCase):
     """Returns the text as one task reads it, and the lines of another."""
     self.path.write_bytes(content)
     lines, _ = text_files.read_parallel(*[str(self.path)] * 2, ('a', 'b'))
-    return characters.read(str(self.path))[1], lines
+    return language.read(str(self.path))[1], lines
 
   @parameterized.product(
       form=(
@@ -72,7 +72,7 @@ class TextFilesTest(parameterized.TestCase):
   def test_refuses(self, content, message):
     self.path.write_bytes(content)
     path = str(self.path)
-    for read in (characters.read, lambda path: text_files._read(path, 'a')):
+    for read in (language.read, lambda path: text_files._read(path, 'a')):
       with self.assertRaisesRegex(ValueError, f'{path}.*{message}'):
         read(path)
 

@@ -123,8 +123,16 @@ class TrainedTest(absltest.TestCase):
       loaded.sample('So', key=3)
     with self.assertRaisesRegex(ValueError, 'prompt must be a string, got an'):
       loaded.sample(3)
+    with self.assertRaisesRegex(ValueError, 'prompt is not UTF-8: its char'):
+      loaded.sample('\udcff')
+    for prompts in ('So', []):
+      with self.assertRaisesRegex(ValueError, 'must be a list of strings, got'):
+        loaded.sample_many(prompts)
+    with self.assertRaisesRegex(NotImplementedError, 'no perplexity of a text'):
+      loaded.perplexity('So')
+    self.assertEqual(loaded.sample_many(['So', 'a']), ['So!?', 'a!?'])
     # This task's `sample` has no such argument.
-    for name in ('length', 'temperature'):
+    for name in ('length', 'temperature', 'top_k', 'top_p'):
       with self.assertRaisesRegex(
           NotImplementedError, f'samples of the task TextTask have no {name}'
       ):

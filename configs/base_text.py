@@ -1,4 +1,4 @@
-"""Fields of all configs of characters; each changes a few lines.
+"""Fields of all configs of texts; each changes a few lines.
 
 The recipe is that of Feng et al., Were RNNs all we needed?, 2024, as far as it
 is published: three blocks of 384 (convolution of width 4, layer, MLP, each with
@@ -17,7 +17,7 @@ from configs import base
 
 def get_config() -> ml_collections.ConfigDict:
   config = base.get_config()
-  config.task = 'characters'
+  config.task = 'text'
   config.batch_size = 64
   # Twenty epochs of 250 steps.
   config.num_epochs = 20
@@ -25,11 +25,16 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
-  # The file of the text, UTF-8; '' for the topics of Python's own help.
+  # A file in UTF-8, cut into three parts, or a folder with a file for each, as
+  # those of PTB and WikiText; '' for the topics of Python's own help.
   data.path = ''
-  # Characters of a window.
+  # 'characters', 'bytes', 'bpe' and 'unigram' (subwords of bytes), or 'words'.
+  data.tokens = 'characters'
+  # The most subwords or words; None for 8,192 subwords or all words.
+  data.vocabulary_size = config_dict.placeholder(int)
+  # Tokens of a window.
   data.context = 256
-  # Characters of a window of the test; None for those of `context`.
+  # Tokens of a window of the test; None for those of `context`.
   data.test_context = config_dict.placeholder(int)
   # Training steps that count as an epoch.
   data.steps_per_epoch = 250
@@ -37,9 +42,9 @@ def get_config() -> ml_collections.ConfigDict:
   data.validation_fraction = 0.05
   # The part at the end that tests.
   data.test_fraction = 0.05
-  # Characters of a sample.
+  # Tokens of a sample.
   data.sample_length = 500
-  # Logits of a sample are divided by this; 0 for the most likely character.
+  # Logits of a sample are divided by this; 0 for the most likely token.
   data.sample_temperature = 0.8
   data.lock()
 
