@@ -4,7 +4,7 @@ A checkpoint names its arrays by their paths. So the model of the trained run is
 not built, and its task, data and cells need not be here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 import functools
 import hashlib
 import re
@@ -37,14 +37,14 @@ class Taken(NamedTuple):
 
 
 def take(
-    config: ml_collections.ConfigDict, task: protocol.Task, seeds: Iterable[int]
+    config: ml_collections.ConfigDict, task: protocol.Task, seeds: Sequence[int]
 ) -> dict[int, Taken]:
   """Returns what each of some seeds takes of `config.init_from`, if anything.
 
   Raises:
     ValueError: there is no such run, its files are damaged, or nothing fits.
   """
-  if not config.init_from:
+  if not (config.init_from and seeds):
     return {}
   path = fields.expand(config.init_from, 'config.init_from')
   here = checkpointing.by_path(step.abstract(task)[1:])

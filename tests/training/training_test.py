@@ -642,7 +642,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.prepare()
     self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
     self.prepare()
-    for field, there, here in (('num_epochs', 4, 5), ('seed', 0, 1)):
+    for field, there, here in (('num_seeds', 2, 5), ('seed', 0, 1)):
       config = self.config.copy_and_resolve_references()
       config[field] = here
       message = f'another config .{field}: {there} there, {here} here'
