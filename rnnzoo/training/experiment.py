@@ -190,15 +190,11 @@ def prepare(
 
 
 def _fresh_seeds(config: ml_collections.ConfigDict, workdir: str) -> list[int]:
-  """Returns the seeds of a run that have neither a checkpoint nor a result."""
-
-  def is_fresh(seed):
-    path = fields.expand(workdir) / f'seed_{seed}'
-    is_done = (path / 'result.json').exists()
-    return not workdir or not (is_done or run_directory.last_epoch(path))
-
+  """Returns the seeds of a run that have no checkpoint yet."""
+  path = fields.expand(workdir)
+  begun = lambda seed: run_directory.last_epoch(path / f'seed_{seed}')
   seeds = range(config.seed, config.seed + config.num_seeds)
-  return list(filter(is_fresh, seeds))
+  return [seed for seed in seeds if not (workdir and begun(seed))]
 
 
 def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:

@@ -36,16 +36,6 @@ _MOMENTS: Mapping[
 # Those with a momentum, Nesterov's if it is wanted.
 _WITH_MOMENTUM = ('adam', 'adamw', 'sgd')
 
-
-def _is_rate_factor(pair: Any) -> bool:
-  return (
-      isinstance(pair, list | tuple)
-      and len(pair) == 2
-      and fields.pattern().allows(pair[0])
-      and fields.number(0).allows(pair[1])
-  )
-
-
 RULES: Mapping[str, fields.Rule] = {
     'name': fields.one_of(_MOMENTS),
     'learning_rate': fields.number(0, above=True),
@@ -57,7 +47,13 @@ RULES: Mapping[str, fields.Rule] = {
         'pairs of a regular expression and a factor of at least 0, as'
         " (('backbone', 0.1),)",
         lambda pairs: isinstance(pairs, list | tuple)
-        and all(map(_is_rate_factor, pairs)),
+        and all(
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and fields.pattern().allows(pair[0])
+            and fields.number(0).allows(pair[1])
+            for pair in pairs
+        ),
     ),
     'clip_norm': fields.number(0),
     'clip_value': fields.number(0),

@@ -138,7 +138,7 @@ def open_or_create(
     else:
       if mode == 'train':
         _change_epochs(path, content, there['num_epochs'])
-      if mode == 'train' and content['num_epochs'] != there['num_epochs']:
+      if content['num_epochs'] != there['num_epochs']:
         changed = {'config.json': files.digest(content)}
         run |= {'experiment': name, 'files': run['files'] | changed}
         files.write_json(path / 'run.json', files.signed(run))
@@ -239,13 +239,10 @@ def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
 
 
 def restore_best(path: pathlib.Path, seed: int, like: Any = None) -> Any:
-  """Returns the best parameters of a seed so far, and all else that is stored.
+  """Returns the best (parameters, statistics) of a seed so far.
 
-  `like` is a tree of their shapes; None for arrays by their paths.
-
-  Raises:
-    FileNotFoundError: the seed has no checkpoint.
-    RunFileError: a file is damaged.
+  `like` has their shapes; None for arrays by path. FileNotFoundError: the seed
+  has no checkpoint.
   """
   directory = path / f'seed_{seed}' / 'checkpoints'
   if not directory.is_dir():
@@ -274,10 +271,8 @@ def restore_best(path: pathlib.Path, seed: int, like: Any = None) -> Any:
 
 def last_epoch(directory: pathlib.Path) -> int:
   """Returns the epoch of a seed's last checkpoint; 0 for none."""
-  found = directory / 'checkpoints'
-  return max(
-      checkpointing.list_epochs(found, checkpointing.MANIFEST), default=0
-  )
+  path, file = directory / 'checkpoints', checkpointing.MANIFEST
+  return max(checkpointing.list_epochs(path, file), default=0)
 
 
 def _change_epochs(
@@ -304,22 +299,18 @@ def _change_epochs(
   whole = [count for end, count in ends.items() if end.startswith('all ')]
   done = max([*map(last_epoch, seeds), *ends.values()], default=0)
   num_epochs, before = content['num_epochs'], (whole or [before])[0]
-  changes = before not in (None, num_epochs)
-  everywhere = len(results) == content['num_seeds']
-  for why, is_so in {
-      f'its seeds have up to {done} epochs': done > num_epochs,
-      f'{", ".join(sorted(ends))} ended all training, and more epochs change'
-      ' nothing': changes
-      and everywhere
-      and not whole,
-      'a seed has a result, but no checkpoint': changes
-      and not all(map(last_epoch, results)),
-  }.items():
-    if is_so:
-      raise ValueError(
-          f'--workdir={path} cannot go on to config.num_epochs={num_epochs}:'
-          f' {why}; pass another --workdir'
-      )
+  changes, why = before not in (None, num_epochs), ''
+  if done > num_epochs:
+    why = f'its seeds have up to {done} epochs'
+  elif changes and not whole and len(results) == content['num_seeds']:
+    why = f'training has ended by itself ({", ".join(sorted(ends))})'
+  elif changes and not all(map(last_epoch, results)):
+    why = 'a seed has a result, but no checkpoint'
+  if why:
+    raise ValueError(
+        f'--workdir={path} cannot go on to config.num_epochs={num_epochs}:'
+        f' {why}; pass another --workdir'
+    )
   if changes:
     print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
     old = [path / 'report.json', path / 'report.txt']
