@@ -1,4 +1,4 @@
-"""What a new run takes of a trained one, `config.init_from`.
+"""A new run takes weights of a trained one, `config.init_from`.
 
 A checkpoint names its arrays by their paths. So the model of the trained run is
 not built, and its task, data and cells need not be here.
@@ -22,7 +22,7 @@ from rnnzoo.training import step
 
 
 class Taken(NamedTuple):
-  """What a seed takes.
+  """The weights that a seed takes.
 
   Attributes:
     arrays: parameters and running averages by path, as the trained run has
