@@ -22,6 +22,12 @@ def get_config() -> ml_collections.ConfigDict:
   config.task = ''
   # The first seed: of initialisation, shuffling and dropout.
   config.seed = 0
+  # A run directory; a new run starts from its best weights, where path and
+  # shape are the same: those of the seed of equal number, else of its first.
+  config.init_from = ''
+  # Regular expression; parameters and running averages whose path it is found
+  # in are not taken from there.
+  config.init_exclude = ''
   # How many seeds are run: seed, seed + 1, ...
   config.num_seeds = 1
   # How many of these train in one compiled call, on one device. The results are
@@ -108,6 +114,11 @@ def get_config() -> ml_collections.ConfigDict:
   optimizer.weight_decay = 0.0
   # Regular expression; parameters whose path it is found in do not decay.
   optimizer.weight_decay_exclude = ''
+  # Pairs of a regular expression and a factor, as (('backbone', 0.1),): of
+  # parameters whose path it is found in, the learning rate is multiplied by the
+  # factor; the first that fits counts. 0 freezes them: they do not change, and
+  # their gradients do not count. Running averages still move.
+  optimizer.rate_factors = ()
   # Greatest norm of the whole gradient; 0 for any.
   optimizer.clip_norm = 1.0
   # Greatest absolute value of a gradient's entry, cut before the norm; 0 for

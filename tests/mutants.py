@@ -332,8 +332,16 @@ rnnzoo/training/run_directory.py tests/training/training_test.py
 rnnzoo/training/run_directory.py tests/training/run_files_test.py
   - all(owner == mine for owner in owners)
   + True  @ says_whose
-  - .unlink(missing_ok=True)
-  +   @ killed_between
+  - 'config.json').unlink(missing_ok=True)
+  + 'config.json')  @ killed_between
+rnnzoo/training/run_directory.py tests/training/warm_start_test.py
+  - [seed / 'result.json' for seed in seeds]
+  + []  @ of_so_many
+  - if done > num_epochs
+  + if False  @ refused
+rnnzoo/training/step.py tests/training/warm_start_test.py
+  - params = self._freeze(params, state.params)
+  + pass  @ frozen
 rnnzoo/training/run_data.py tests/training/run_files_test.py
   - if text or (goes_on and other)
   + if goes_on and other  @ other

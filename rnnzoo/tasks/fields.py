@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import math
 import os
 import pathlib
+import re
 from typing import Any, NamedTuple
 
 import ml_collections
@@ -112,6 +113,18 @@ def text(optional: bool = False) -> Rule:
       lambda value: (optional and value is None)
       or (isinstance(value, str) and '\0' not in value),
   )
+
+
+def pattern() -> Rule:
+  """Returns the rule of a regular expression; '' is one as well."""
+
+  def allows(value):
+    try:
+      return text().allows(value) and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+      return False
+
+  return Rule('a regular expression', allows)
 
 
 def section() -> Rule:

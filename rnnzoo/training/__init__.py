@@ -18,6 +18,7 @@ them:
   processes       several that train together; how a program ends
   experiment      config -> checked experiment with its data
   run_directory   the directory of a run: new, or resumed
+  warm_start      weights that a new run takes of a trained one
   run_data        tells whether the data are unchanged
   placement       the devices, and which part of a batch each has
   visits          which examples each step sees

@@ -96,8 +96,8 @@ class Checkpoints(contextlib.AbstractContextManager):
       self._checkpointer.save(
           target,
           ocp.args.Composite(
-              state=ocp.args.StandardSave(_by_path(state)),
-              best=ocp.args.StandardSave(_by_path(best)),
+              state=ocp.args.StandardSave(by_path(state)),
+              best=ocp.args.StandardSave(by_path(best)),
               progress=ocp.args.JsonSave(progress),
           ),
       )
@@ -150,8 +150,11 @@ class Checkpoints(contextlib.AbstractContextManager):
     found = self._restore(repair=True, state=state, best=best)
     return (found['state'], found['best'], found['progress']) if found else None
 
-  def restore_best(self, best: Any) -> tuple[Any, dict] | None:
-    """Returns (best, progress) of the latest good checkpoint; see `restore`."""
+  def restore_best(self, best: Any = None) -> tuple[Any, dict] | None:
+    """Returns (best, progress) of the latest good checkpoint; see `restore`.
+
+    None for `best` asks for all of its arrays, by their paths.
+    """
     found = self._restore(repair=False, best=best)
     return (found['best'], found['progress']) if found else None
 
@@ -203,12 +206,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   def _epochs(self) -> list[int]:
     """Returns the epochs that have a checkpoint, damaged or not, last first."""
-    if not self.directory.is_dir():
-      return []
-    names = [path.name for path in self.directory.iterdir()]
-    # Not 007, which nobody wrote.
-    epochs = (int(n) for n in names if n.isdecimal() and n == str(int(n)))
-    return sorted(epochs, reverse=True)
+    return list_epochs(self.directory)
 
   def _move_unsealed(self) -> None:
     """Makes room where a process was killed before it wrote a manifest."""
@@ -220,15 +218,21 @@ class Checkpoints(contextlib.AbstractContextManager):
 
   def _read(self, path: pathlib.Path, like: dict[str, Any]) -> dict[str, Any]:
     """Returns the items of a checkpoint, and 'progress' in any case."""
-    items: dict[str, Any] = {
-        name: ocp.args.StandardRestore(_by_path(jax.tree.map(_placed, tree)))
+    named = {
+        name: _stored(path / name) if tree is None else by_path(tree)
         for name, tree in like.items()
+    }
+    items: dict[str, Any] = {
+        name: ocp.args.StandardRestore(jax.tree.map(_placed, tree))
+        for name, tree in named.items()
     }
     restored = self._checkpointer.restore(
         path, ocp.args.Composite(progress=ocp.args.JsonRestore(), **items)
     )
     trees = {
-        name: jax.tree_util.tree_map_with_path(
+        name: restored[name]
+        if tree is None
+        else jax.tree_util.tree_map_with_path(
             lambda path, _, name=name: restored[name][_name(path)], tree
         )
         for name, tree in like.items()
@@ -242,6 +246,22 @@ class Checkpoints(contextlib.AbstractContextManager):
       count += 1
       name = f'damaged_checkpoint_{epoch}_{count}'
     (self.directory / str(epoch)).rename(target)
+
+
+def list_epochs(directory: pathlib.Path, file: str = '') -> list[int]:
+  """Returns the epochs with a checkpoint that has this file, last first."""
+  if not directory.is_dir():
+    return []
+  names = [p.name for p in directory.iterdir() if (p / file).exists()]
+  # Not 007, which nobody wrote.
+  epochs = (int(n) for n in names if n.isdecimal() and n == str(int(n)))
+  return sorted(epochs, reverse=True)
+
+
+def _stored(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the shapes of the arrays that an item of a checkpoint has."""
+  found = dict(ocp.StandardCheckpointHandler().metadata(path))
+  return {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in found.items()}
 
 
 def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
@@ -277,7 +297,7 @@ def _digest(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-def _by_path(tree: Any) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
   """Returns the leaves by name: files on disk know no class of ours."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {_name(path): leaf for path, leaf in leaves}

@@ -28,11 +28,14 @@ from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
 from rnnzoo.training import step
 from rnnzoo.training import visits
+from rnnzoo.training import warm_start
 
 # Rules for the fields that training itself reads; tasks check their sections.
 _RULES: Mapping[str, fields.Rule] = {
     'task': fields.text(),
     'seed': fields.seed(),
+    'init_from': fields.text(),
+    'init_exclude': fields.pattern(),
     'num_seeds': fields.integer(1),
     'seeds_at_once': fields.integer(1),
     'num_epochs': fields.integer(1),
@@ -79,6 +82,7 @@ class Experiment(NamedTuple):
     schedule: the learning rate as a function of the step.
     plateau: the rule that lowers the learning rate, or None.
     steps_per_epoch: steps in which each example is seen.
+    taken: what seeds that have not begun take of `config.init_from`.
   """
 
   config: ml_collections.ConfigDict
@@ -91,6 +95,7 @@ class Experiment(NamedTuple):
   schedule: optax.Schedule
   plateau: optax.GradientTransformationExtraArgs | None
   steps_per_epoch: int
+  taken: Mapping[int, warm_start.Taken]
 
 
 @promotion.of_dtypes
@@ -151,12 +156,17 @@ def prepare(
       optimization.make_loss_scale(config),
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
+      config.optimizer.rate_factors,
   )
   _check_program(program, train, config.optimizer)
   full_name = prefix = name
   if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
     full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
     prefix += '-changed'
+  seeds = processes.from_first(lambda: _fresh_seeds(config, workdir))
+  taken = warm_start.take(config, task, seeds if mode == 'train' else ())
+  digests = {str(seed): one.digest for seed, one in taken.items()}
+  data = data._replace(taken=digests)
   path = processes.from_first(
       lambda: run_directory.open_or_create(
           config, data, workdir, full_name, prefix, mode
@@ -175,7 +185,16 @@ def prepare(
       ),
       plateau=plateau,
       steps_per_epoch=steps_per_epoch,
+      taken=taken,
   )
+
+
+def _fresh_seeds(config: ml_collections.ConfigDict, workdir: str) -> list[int]:
+  """Returns the seeds of a run that have no checkpoint yet."""
+  path = fields.expand(workdir)
+  begun = lambda seed: run_directory.last_epoch(path / f'seed_{seed}')
+  seeds = range(config.seed, config.seed + config.num_seeds)
+  return [seed for seed in seeds if not (workdir and begun(seed))]
 
 
 def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
@@ -268,6 +287,11 @@ def _check(config: ml_collections.ConfigDict) -> None:
         f' {last}'
     )
   tasks.find(config.task)
+  if config.init_exclude and not config.init_from:
+    raise ValueError(
+        'config.init_exclude would be ignored without config.init_from; got'
+        f' {fields.shorten(config.init_exclude)}'
+    )
   # Here, since the run directory needs it as well.
   run_directory.as_json(config)
 

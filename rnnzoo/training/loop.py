@@ -261,7 +261,8 @@ def _begin(
   directory = experiment.workdir / f'seed_{seed}'
   processes.from_first(lambda: directory.mkdir(exist_ok=True))
   keys = jax.random.split(jax.random.key(seed), 3)
-  run = seed_state.begin(experiment, keys[0])
+  taken = experiment.taken.get(seed)
+  run = seed_state.begin(experiment, keys[0], taken and taken.arrays)
   checkpoints = stack.enter_context(
       run_directory.checkpoints(experiment.workdir, seed)
   )
@@ -273,6 +274,10 @@ def _begin(
           f' {placement.num_devices}; the last bits of the results may differ'
           ' from those of a run on either number'
       )
+    # It may go on to another number of epochs.
+    run.stopped = run.find_end(experiment)
+  elif taken:
+    processes.say(f'seed {seed}: {taken.text}')
   run.num_devices = placement.num_devices
   rest = splits['train'], keys[1], config.num_epochs, config.keep_data_on
   feed = feeds.Feed(experiment.program, placement, *rest)
@@ -290,10 +295,12 @@ def _finish(
   # Once more: this process may have had no epoch to run.
   records.write_metrics(run.history)
   test, main = tests.pop('test'), task.metrics[0]
+  init_from = experiment.config.init_from
   records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')
   result = {
       **run_directory.owner(experiment.workdir, seed),
       'dataset': task.dataset,
+      **({'init_from': init_from} if init_from else {}),
       'test': test,
       **({'splits': tests} if tests else {}),
       'best_epoch': run.best_epoch,

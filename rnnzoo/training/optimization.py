@@ -7,9 +7,10 @@ the moments), scale by the optimiser's moments, scale by the learning rate.
 optimiser moves once a step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import math
 import re
+from typing import Any
 
 from flax.training import dynamic_scale
 import jax
@@ -41,7 +42,19 @@ RULES: Mapping[str, fields.Rule] = {
     'b1': fields.number(0, 1, below=True),
     'b2': fields.number(0, 1, below=True),
     'weight_decay': fields.number(0),
-    'weight_decay_exclude': fields.text(),
+    'weight_decay_exclude': fields.pattern(),
+    'rate_factors': fields.Rule(
+        'pairs of a regular expression and a factor of at least 0, as'
+        " (('backbone', 0.1),)",
+        lambda pairs: isinstance(pairs, list | tuple)
+        and all(
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and fields.pattern().allows(pair[0])
+            and fields.number(0).allows(pair[1])
+            for pair in pairs
+        ),
+    ),
     'clip_norm': fields.number(0),
     'clip_value': fields.number(0),
     'schedule': fields.one_of(('constant', 'cosine', 'step')),
@@ -149,9 +162,12 @@ def make_optimizer(
   every = config.accumulate_steps
   # A schedule is one of steps, but the optimiser counts its updates.
   rate = schedule if every == 1 else lambda n: schedule((n + 1) * every - 1)
-  chain = optax.chain(
-      *transformations, *steps, optax.scale_by_learning_rate(rate)
-  )
+  steps.append(optax.scale_by_learning_rate(rate))
+  if config.rate_factors:
+    factors = rate_factors(config.rate_factors)
+    multiply = lambda x, _: jax.tree.map(lambda f, u: f * u, factors(x), x)
+    steps.append(optax.stateless(multiply))
+  chain = optax.chain(*transformations, *steps)
   if every == 1:
     return chain
   return optax.MultiSteps(chain, every).gradient_transformation()
@@ -192,25 +208,43 @@ def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
   Args:
     exclude: a regular expression, searched for in the path of each parameter,
       as in "['backbone']['layers'][0]['bias']"; '' excludes none.
-
-  Raises:
-    ValueError: `exclude` is no regular expression.
   """
-  try:
-    pattern = re.compile(exclude)
-  except (re.error, OverflowError, RecursionError) as error:
-    raise ValueError(
-        'config.optimizer.weight_decay_exclude is not a regular expression'
-        f' ({error}); got {fields.shorten(exclude)}'
-    ) from error
+  decays = lambda path, _: not (exclude and re.search(exclude, name_of(path)))
+  return lambda params: jax.tree_util.tree_map_with_path(decays, params)
 
-  def mask(params):
-    excludes = lambda path: pattern.search(jax.tree_util.keystr(path))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: not (exclude and excludes(path)), params
-    )
 
-  return mask
+def rate_factors(
+    pairs: Sequence[tuple[str, float]],
+) -> Callable[[optax.Params], Any]:
+  """Returns a function from parameters to the factors of their rates.
+
+  `pairs` are `config.optimizer.rate_factors`. The function raises ValueError if
+  one of them is of no parameter, or no parameter is trained.
+  """
+
+  def factors(params):
+    names = jax.tree_util.tree_map_with_path(lambda p, _: name_of(p), params)
+    rules = [*enumerate(pairs), (len(pairs), ('', 1.0))]
+    rule = lambda name: next(i for i, (p, _) in rules if re.search(p, name))
+    found = jax.tree.map(rule, names)
+    for index, (pattern, _) in rules[:-1]:
+      if index not in jax.tree.leaves(found):
+        raise ValueError(
+            f'config.optimizer.rate_factors: {pattern!r} is found in no path,'
+            ' or where an earlier one is; paths are'
+            f' {", ".join(jax.tree.leaves(names)[:3])}, ...'
+        )
+    found = jax.tree.map(lambda index: rules[index][1][1], found)
+    if not any(jax.tree.leaves(found)):
+      raise ValueError('config.optimizer.rate_factors freezes all parameters')
+    return found
+
+  return factors
+
+
+def name_of(path: Any) -> str:
+  """Returns the path of a parameter, as regular expressions see it."""
+  return jax.tree_util.keystr(path).removesuffix('.value')
 
 
 def make_plateau(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import hashlib
 import json
 import math
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +34,14 @@ class Data(NamedTuple):
     described: the value of `Task.describe` after a round trip by JSON.
     digest: the SHA-256 of all this and of the arrays.
     summary: function that returns summaries of arrays by their paths.
+    taken: digests of the weights that seeds begin with, by seed.
   """
 
   dataset: str
   described: Mapping[str, Any] | None = None
   digest: str = ''
   summary: Callable[[], Mapping[str, Sequence[str]]] = dict
+  taken: Mapping[str, str] = types.MappingProxyType({})
 
 
 def of_task(task: tasks.Task) -> Data:

@@ -98,8 +98,8 @@ def open_or_create(
 
   Raises:
     ValueError: the directory is in use, holds a run with another config or on
-      other data, or does not say which run it holds; or its path cannot hold
-      checkpoints.
+      other data, or that began otherwise, or does not say which run it holds;
+      or its path cannot hold checkpoints.
     OSError: the directory cannot be made or written to.
   """
   _check_path(fields.expand(workdir or pathlib.Path('runs') / (prefix or name)))
@@ -119,17 +119,33 @@ def open_or_create(
     _check_free(path, mine, error)
   else:
     check_same(path, config, data.dataset, mode)
+    began = run.get('taken', {})
+    if others := [k for k, v in data.taken.items() if v != began.get(k)]:
+      raise ValueError(
+          f'config.init_from has other weights than seed {", ".join(others)} of'
+          f' {path} began with; put them back, or pass another --workdir'
+      )
     own = [flatten(x).get(n) for n in _OF_TEST_DATA for x in (there, content)]
     has_own_tests = own[::2] != own[1::2]
     try:
       check_data(path, run, data, mode == 'train', has_own_tests)
-      return path
     except files.RunFileError as error:
       if any(_owners(path)):
         _check_free(path, mine, error)
     except ValueError:
       if mode != 'train' or any(_owners(path)):
         raise
+    else:
+      if mode == 'train':
+        _change_epochs(path, content, there['num_epochs'])
+      if content['num_epochs'] != there['num_epochs']:
+        changed = {'config.json': files.digest(content)}
+        run |= {'experiment': name, 'files': run['files'] | changed}
+        files.write_json(path / 'run.json', files.signed(run))
+        files.write_json(path / 'config.json', content)
+      return path
+  if any(path.glob('seed_*')):
+    _change_epochs(path, content, None)
   _write(path, name, content, data)
   return path
 
@@ -151,6 +167,7 @@ def _write(
       'dataset': data.dataset,
       'data_digest': data.digest,
       'data_summary': data.summary(),
+      'taken': dict(data.taken),
       'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
@@ -221,10 +238,94 @@ def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
   return checkpointing.Checkpoints(directory, whose)
 
 
+def restore_best(path: pathlib.Path, seed: int, like: Any = None) -> Any:
+  """Returns the best (parameters, statistics) of a seed so far.
+
+  `like` has their shapes; None for arrays by path. FileNotFoundError: the seed
+  has no checkpoint.
+  """
+  directory = path / f'seed_{seed}' / 'checkpoints'
+  if not directory.is_dir():
+    parents = [found.parent for found in path.glob('seed_*/checkpoints')]
+    names = sorted(parent.name.removeprefix('seed_') for parent in parents)
+    there = f'those of seeds {", ".join(names)}' if names else 'none at all'
+    raise FileNotFoundError(
+        f'there is no checkpoint of seed {seed!r} in {path}; there are {there}'
+    )
+  with checkpoints(path, seed) as found:
+    restored = found.restore_best(like)
+  if restored is None:
+    raise FileNotFoundError(f'there is no checkpoint in {directory}')
+  best, progress = restored
+  result = directory.parent / 'result.json'
+  if result.is_file():
+    epoch = files.read_json(result, dict).get('best_epoch')
+    if epoch != progress['best_epoch']:
+      processes.say(
+          f'WARNING: {result} is of the model of epoch {epoch}, but the latest'
+          f' checkpoint in {directory} holds that of epoch'
+          f' {progress["best_epoch"]}; a later one is missing or damaged.'
+      )
+  return best
+
+
+def last_epoch(directory: pathlib.Path) -> int:
+  """Returns the epoch of a seed's last checkpoint; 0 for none."""
+  path, file = directory / 'checkpoints', checkpointing.MANIFEST
+  return max(checkpointing.list_epochs(path, file), default=0)
+
+
+def _change_epochs(
+    path: pathlib.Path, content: Mapping[str, Any], before: int | None
+) -> None:
+  """Makes room for results of another number of epochs, or refuses it.
+
+  The report goes first, then the results, and the caller writes the config. A
+  kill leaves seeds to be tested again from their checkpoints.
+
+  Args:
+    path: the run directory.
+    content: the config.
+    before: the number of epochs so far; None where config.json is lost.
+
+  Raises:
+    ValueError: the seeds have more epochs, or another number changes nothing.
+  """
+  seeds, results = sorted(path.glob('seed_*')), {}
+  for seed in seeds:
+    with contextlib.suppress(FileNotFoundError, files.RunFileError):
+      results[seed] = files.read_signed(seed / 'result.json')
+  ends = {r['stopped']: r['num_epochs'] for r in results.values()}
+  whole = [count for end, count in ends.items() if end.startswith('all ')]
+  done = max([*map(last_epoch, seeds), *ends.values()], default=0)
+  num_epochs, before = content['num_epochs'], (whole or [before])[0]
+  changes, why = before not in (None, num_epochs), ''
+  if done > num_epochs:
+    why = f'its seeds have up to {done} epochs'
+  elif changes and not whole and len(results) == content['num_seeds']:
+    why = f'training has ended by itself ({", ".join(sorted(ends))})'
+  elif changes and not all(map(last_epoch, results)):
+    why = 'a seed has a result, but no checkpoint'
+  if why:
+    raise ValueError(
+        f'--workdir={path} cannot go on to config.num_epochs={num_epochs}:'
+        f' {why}; pass another --workdir'
+    )
+  if changes:
+    print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
+    old = [path / 'report.json', path / 'report.txt']
+    for file in old + [seed / 'result.json' for seed in seeds]:
+      file.unlink(missing_ok=True)
+
+
 def _digest(content: Mapping[str, Any]) -> str:
   """Returns a digest of the fields that say something about the result."""
   flat = flatten(content)
-  return files.digest({k: v for k, v in flat.items() if k not in NOT_COMPARED})
+  ignored = set(NOT_COMPARED)
+  # A run from before `init_from` has it in the digests of its checkpoints.
+  if flat.get('optimizer.schedule') != 'cosine' and 'init_from' in flat:
+    ignored.add('num_epochs')
+  return files.digest({k: v for k, v in flat.items() if k not in ignored})
 
 
 def check_same(
@@ -252,6 +353,9 @@ def check_same(
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
+  is_fixed = here.get('optimizer.schedule') == 'cosine'
+  if mode == 'train' and not is_fixed:
+    ignored.add('num_epochs')
   if mode == 'evaluate':
     ignored.update(of_tests(here['task']))
   if text := files.differences(there, here, ignored):
@@ -259,6 +363,8 @@ def check_same(
         'pass another --workdir, or, to go on with that run, the flags that it'
         ' was trained with'
     )
+    if is_fixed and 'num_epochs' in text:
+      text += "; by schedule 'cosine' the rate of every step depends on it"
     if mode != 'train':
       remedy = (
           'pass the flags that it was trained with, or take its own config, by'

@@ -3,6 +3,7 @@
 Several processes draw equal conclusions, since they have equal numbers.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -159,20 +160,23 @@ class SeedState:
     self.diverged = not all(
         math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
     )
-    optimizer = config.optimizer
+    self.stopped = self.find_end(experiment)
+    return is_best
+
+  def find_end(self, experiment: experiments.Experiment) -> str:
+    """Returns why training ends after the last epoch; '' if it goes on."""
+    optimizer, epoch = experiment.config.optimizer, len(self.history)
+    if self.diverged:
+      return f'the loss was not finite in epoch {epoch}'
+    if self.stopper.should_stop:
+      return f'early stopping after epoch {epoch}'
+    if epoch == experiment.config.num_epochs:
+      return f'all {epoch} epochs'
     is_warm = self.state.step - self.state.skipped >= optimizer.warmup_steps
     least = optimizer.stop_rate * (1 - 1e-6)
-    if self.diverged:
-      self.stopped = f'the loss was not finite in epoch {epoch}'
-    elif self.stopper.should_stop:
-      self.stopped = f'early stopping after epoch {epoch}'
-    elif epoch == config.num_epochs:
-      self.stopped = f'all {epoch} epochs'
-    elif is_warm and self.learning_rate(experiment) < least:
-      self.stopped = (
-          f'learning rate below {optimizer.stop_rate:g} after epoch {epoch}'
-      )
-    return is_best
+    if is_warm and self.learning_rate(experiment) < least:
+      return f'learning rate below {optimizer.stop_rate:g} after epoch {epoch}'
+    return ''
 
 
 def learned_numbers(params: Any) -> dict[str, float]:
@@ -185,9 +189,13 @@ def learned_numbers(params: Any) -> dict[str, float]:
   }
 
 
-def begin(experiment: experiments.Experiment, key: jax.Array) -> SeedState:
-  """Returns the state before the first epoch, by the key of the parameters."""
-  state, rule = experiment.program.init(key), experiment.plateau
+def begin(
+    experiment: experiments.Experiment,
+    key: jax.Array,
+    taken: Mapping[str, Any] | None = None,
+) -> SeedState:
+  """Returns the state before the first epoch; see `Program.init`."""
+  state, rule = experiment.program.init(key, taken), experiment.plateau
   plateau = rule.init(state.params) if rule else ()
   return SeedState(
       state=state,

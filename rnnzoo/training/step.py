@@ -11,7 +11,7 @@ global, and dropout draws its masks for the global batch.
 Dimensions: N examples of a split, S steps of an epoch, B batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import copy
 import functools
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ import optax
 
 import rnnzoo
 from rnnzoo.tasks import protocol
+from rnnzoo.training import optimization
 from rnnzoo.training import placement as placements
 from rnnzoo.training import visits as visits_lib
 
@@ -94,10 +95,12 @@ class Program:
       whole.
     dropconnect_rate: the share of entries of the recurrent matrices that a
       training step drops.
+    rate_factors: `config.optimizer.rate_factors`; parameters of factor 0 are
+      frozen, all others are the optimizer's matter.
 
   Raises:
-    ValueError: the task cannot build its model, or the model has no matrix of
-      which a share is to be dropped.
+    ValueError: the task cannot build its model, the model has no matrix of
+      which a share is to be dropped, or a rate factor is of no parameter.
   """
 
   def __init__(
@@ -109,6 +112,7 @@ class Program:
       loss_scale: dynamic_scale.DynamicScale | None = None,
       keep_data_on: str = 'device',
       dropconnect_rate: float = 0.0,
+      rate_factors: Sequence[tuple[str, float]] = (),
   ):
     self._task, self._optimizer = task, optimizer
     self._eval_batch_size, self._placement = eval_batch_size, placement
@@ -119,6 +123,7 @@ class Program:
     )
     self.steps_per_epoch = self._visits.steps_per_epoch
     self._structure, params, _ = abstract(task)
+    self._rate_factors = optimization.rate_factors(rate_factors)(params)
     if dropconnect_rate:
       try:
         jax.eval_shape(self._drop, params, jax.random.key(0))
@@ -161,9 +166,11 @@ class Program:
     several._compile(1)
     return several
 
-  def init(self, key: jax.Array) -> TrainState:
-    """Returns the state before the first step."""
-    return self._placement.replicate(self._init(key))
+  def init(
+      self, key: jax.Array, taken: Mapping[str, Any] | None = None
+  ) -> TrainState:
+    """Returns the state before the first step; `taken` arrays replace some."""
+    return self._placement.replicate(self._init(key, dict(taken or {})))
 
   def load(self, examples: Any) -> Any:
     """Returns a split as `evaluate` takes it, on the devices if it is to be."""
@@ -235,9 +242,15 @@ class Program:
     indices[:size] = np.arange(size)
     return indices.reshape(-1, batch)
 
-  def _first_state(self, key) -> TrainState:
+  def _first_state(self, key, taken) -> TrainState:
     """Returns the state before the first step; it is traced."""
-    _, params, statistics = split(self._task.build_model(nnx.Rngs(key)))
+
+    def choose(path, leaf):
+      name = jax.tree_util.keystr(path)
+      return taken[name].astype(leaf.dtype) if name in taken else leaf
+
+    _, *stored = split(self._task.build_model(nnx.Rngs(key)))
+    params, statistics = jax.tree_util.tree_map_with_path(choose, stored)
     params = rnnzoo.constrain(params)
     zero = jnp.zeros((), jnp.float32)
     return TrainState(
@@ -256,8 +269,14 @@ class Program:
     """Returns parameters of which a share is dropped."""
     return rnnzoo.dropconnect(params, self._dropconnect_rate, key)
 
+  def _freeze(self, params, frozen):
+    """Returns parameters, those that are frozen from the second tree."""
+    choose = lambda factor, new, old: new if factor else old
+    return jax.tree.map(choose, self._rate_factors, params, frozen)
+
   def _loss(self, params, statistics, batch, key):
     """Returns the mean loss, and the new statistics and mean scores."""
+    params = self._freeze(params, jax.lax.stop_gradient(params))
     if self._dropconnect_rate:
       # A key that the stream of dropout keys does not have.
       params = self._drop(params, jax.random.fold_in(key, _DROPCONNECT))
@@ -292,6 +311,7 @@ class Program:
       )
       updates = optax.tree.scale(scale, updates)
       params = rnnzoo.constrain(optax.apply_updates(state.params, updates))
+      params = self._freeze(params, state.params)
     first = state.step % self.steps_per_epoch == 0
     total = lambda sum_, x: jnp.where(first, 0.0, sum_) + x
     new = TrainState(

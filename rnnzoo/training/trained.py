@@ -51,30 +51,8 @@ def restore_best(
     task: protocol.Task, workdir: pathlib.Path, seed: int
 ) -> nnx.Module:
   """Returns the best model so far, by the task and directory of a run."""
-  directory = workdir / f'seed_{seed}' / 'checkpoints'
-  if not directory.is_dir():
-    parents = [found.parent for found in workdir.glob('seed_*/checkpoints')]
-    names = sorted(parent.name.removeprefix('seed_') for parent in parents)
-    there = f'those of seeds {", ".join(names)}' if names else 'none at all'
-    raise FileNotFoundError(
-        f'there is no checkpoint of seed {seed!r} in {workdir}; there are'
-        f' {there}'
-    )
   graphdef, *state = step.abstract(task)
-  with run_directory.checkpoints(workdir, seed) as checkpoints:
-    found = checkpoints.restore_best(tuple(state))
-  if found is None:
-    raise FileNotFoundError(f'there is no checkpoint in {directory}')
-  best, progress = found
-  result = directory.parent / 'result.json'
-  if result.is_file():
-    epoch = files.read_json(result, dict).get('best_epoch')
-    if epoch != progress['best_epoch']:
-      processes.say(
-          f'WARNING: {result} is of the model of epoch {epoch}, but the latest'
-          f' checkpoint in {directory} holds that of epoch'
-          f' {progress["best_epoch"]}; a later one is missing or damaged.'
-      )
+  best = run_directory.restore_best(workdir, seed, tuple(state))
   return nnx.merge(graphdef, *best)
 
 

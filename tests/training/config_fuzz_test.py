@@ -154,6 +154,8 @@ class FuzzTestCase(absltest.TestCase):
       self.assertIs(type(value), int)
       self.assertGreaterEqual(value, 0)
       self.assertLess(value, 2**32)
+    elif isinstance(default, tuple):
+      self.assertEqual(value, ())
     elif default is not None:
       # Sections are accepted with the fields that they must have.
       self.assertIsInstance(value, (dict, str))

@@ -314,6 +314,15 @@ class SeveralProcessesTest(ProcessesTestCase):
     for code, _, errors in self.run_two(FEW):
       self.assertEqual(code, 0, msg=errors)
     self.check_same_files(whole, self.workdir)
+    # Another run begins with its weights, and it goes on to four epochs.
+    source = f'--config.init_from={self.workdir}'
+    for flags, place, told in (
+        ((FEW, source), self.workdir.with_name('tuned'), '82 numbers taken of'),
+        ((), self.workdir, 'resumed after epoch 3'),
+    ):
+      ends = self.run_two(*flags, workdir=place)
+      self.assertEqual([code for code, *_ in ends], [0, 0], ends)
+      self.assertIn(f'seed 0: {told}', ends[0][1])
 
   def check_equals_one_process(self, workdir):
     """One process with as many devices has the same results."""

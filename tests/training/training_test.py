@@ -102,6 +102,12 @@ class OptimizationTest(parameterized.TestCase):
           {'name': 'sgd', 'clip_value': 3.5},
           {'kernel': [-3.0, -3.5, 0.0], 'bias': [-3.5]},
       ),
+      (
+          'rate_factors',
+          {'name': 'adamw', 'weight_decay': 0.1}
+          | {'rate_factors': (('bias', 0.5), ('', 2.0))},
+          {'kernel': [-2.2, -1.6, -0.6], 'bias': [-0.525]},
+      ),
       # The first momentum is the gradient; Nesterov's step goes on along it.
       (
           'nesterov',
@@ -177,6 +183,8 @@ class OptimizationTest(parameterized.TestCase):
       ('rate', {'learning_rate': 0.0}, 'rate must be a number above 0'),
       ('clip', {'clip_norm': -1.0}, 'clip_norm must be a number of at least 0'),
       ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
+      ('pairs', {'rate_factors': ('a', 0.1)}, 'must be pairs of a regular exp'),
+      ('factor', {'rate_factors': (('a', -1.0),)}, 'must be pairs of'),
   )
   def test_impossible(self, fields, message):
     self.config.update(fields)
@@ -642,7 +650,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.prepare()
     self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
     self.prepare()
-    for field, there, here in (('num_epochs', 4, 5), ('seed', 0, 1)):
+    for field, there, here in (('num_seeds', 2, 5), ('seed', 0, 1)):
       config = self.config.copy_and_resolve_references()
       config[field] = here
       message = f'another config .{field}: {there} there, {here} here'
