@@ -26,6 +26,10 @@ def get_config() -> ml_collections.ConfigDict:
   data.unlock()
   # The name of a data set in the archive, or 'synthetic_eigenworms'.
   data.name = 'JapaneseVowels'
+  # 'regression' for a set of numbers, such as Covid3Month.
+  data.kind = 'classification'
+  # The head of a 'regression', as in configs/base_sequences.py.
+  data.head = 'point'
   # Where converted arrays or .ts files are, in a folder of that name or without
   # one; '' for aeon's own, downloaded where it has none.
   data.manual_dir = ''

@@ -101,7 +101,7 @@ class OwnSequences(sequence_task.SequenceTask):
         stratify=are_classes and not data.every_step,
     )
     if not are_classes:
-      kind = _numbers(splits['train'], data)
+      kind = numbers(splits['train'], data)
     super().__init__(config, name, splits, kind, every_step=data.every_step)
 
 
@@ -182,14 +182,14 @@ def encode(
   return encoded, answers.Classes(names)
 
 
-def _numbers(
+def numbers(
     train: sequence_arrays.Sequences, data: ml_collections.ConfigDict
 ) -> answers.Numbers:
-  """Returns the answers of a regression."""
+  """Returns the answers of a regression, by `config.data` and what trains."""
   size = train.y.shape[-1]
   if not data.standardize:
     return answers.Numbers(np.zeros(size), np.ones(size), head=data.head)
-  known = train.known(data.every_step)
+  known = train.known(data.get('every_step', False))
   shift = sequence_arrays.shift_of(train.y, known)
   statistics = sequence_arrays.standardization(train.y, known, shift)
   return answers.Numbers(*statistics, shift, data.head)

@@ -1,8 +1,9 @@
-"""Classification of multivariate time series: the UEA and UCR archives.
+"""Classification or regression of time series: the UEA and UCR archives.
 
 JapaneseVowels (nine speakers, 12 columns, 7 to 29 steps) is the default:
 sequences end at different steps, so it shows lengths and masks. BasicMotions
-(four motions, 6 columns, 100 steps) is the second that needs no network.
+(four motions, 6 columns, 100 steps) is the second that needs no network; of
+regressions, Covid3Month and CardanoSentiment need none.
 
 'synthetic_eigenworms' has the size of EigenWorms, 259 sequences of 17,984
 steps and 6 columns, to measure speed: random walks, whose class is the column
@@ -15,6 +16,7 @@ import ml_collections
 import numpy as np
 
 from rnnzoo.tasks import fields
+from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
@@ -26,13 +28,15 @@ _RULES: Mapping[str, fields.Rule] = {
     **sequence_task.RULES,
     'name': fields.text(),
     'manual_dir': fields.text(),
+    'kind': fields.one_of(('classification', 'regression')),
+    'head': fields.one_of(heads.SIZES),
     'split': fields.one_of(('archive', 'pooled')),
     'test_fraction': fields.number(0, 1, above=True, below=True),
 }
 
 
 class TimeSeries(sequence_task.SequenceTask):
-  """A data set of the UEA or UCR archive; a class a sequence."""
+  """A data set of the archives; a class or a number a sequence."""
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data of a config as in `configs/base_time_series.py`.
@@ -46,24 +50,30 @@ class TimeSeries(sequence_task.SequenceTask):
     """
     data = config.data
     fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config)
+    are_classes = data.kind == 'classification'
+    sequence_task.check_model(config, are_classes)
     if data.name == SYNTHETIC:
-      fields.check_unread(data, ('manual_dir',), 'name')
+      unread = {'manual_dir': '', 'kind': 'classification'}
+      fields.check_unread(data, unread, 'name')
       parts = synthetic(259, 17_984, 6)
     else:
       if data.split == 'archive':
         fields.check_unread(data, {'test_fraction': 0.15}, 'split')
-      parts = uea.read(data.name, data.manual_dir)
+      parts = uea.read(data.name, data.manual_dir, data.kind)
     if data.split == 'pooled':
       parts = {'train': sequence_arrays.concatenate(parts.values(), False)}
-    splits, classes = sequences.encode(parts, every_step=False)
+    splits, classes = parts, None
+    if are_classes:
+      fields.check_unread(data, {'head': 'point'}, 'kind')
+      splits, classes = sequences.encode(parts, every_step=False)
     splits = sequence_arrays.complete_splits(
         splits,
         {'test': data.test_fraction, 'validation': data.validation_fraction},
         data.split_seed,
-        stratify=True,
+        stratify=are_classes,
     )
-    super().__init__(config, data.name, splits, classes)
+    answers = classes or sequences.numbers(splits['train'], data)
+    super().__init__(config, data.name, splits, answers)
 
 
 def synthetic(

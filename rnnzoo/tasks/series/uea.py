@@ -34,7 +34,9 @@ _ARRAYS = ('train.npz', 'test.npz')
 
 
 def read(
-    name: str, directory: str | os.PathLike[str] = ''
+    name: str,
+    directory: str | os.PathLike[str] = '',
+    kind: str = 'classification',
 ) -> dict[str, sequence_arrays.Sequences]:
   """Returns the archive's 'train' and 'test', with labels as text.
 
@@ -43,6 +45,7 @@ def read(
     directory: a folder of that name with converted arrays or aeon's .ts files,
       or one that holds it; aeon downloads to such a folder where there is none.
       '' for aeon's own.
+    kind: 'classification', or 'regression' for numbers in place of labels.
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
@@ -51,7 +54,7 @@ def read(
     ValueError: there is no such data set, a file is damaged, `directory` is a
       file, or the two splits have different columns.
   """
-  form = npz.Form('classification', missing='zero')
+  form = npz.Form(kind, missing='zero')
   folder = None
   if directory:
     path = fields.expand_directory(directory, 'config.data.manual_dir')
@@ -65,13 +68,17 @@ def read(
     parts = {str(file): npz.read(file, form) for file in files}
   else:
     for split in SPLITS:
-      cases, labels = _load(name, split, folder)
+      cases, labels = _load(name, split, folder, kind)
       place = f'{name} {split}'
       if folder:
         file = folder / _text_file(name, split)
         place = str(file)
-        _check_labels(file, labels)
-      parts[place] = npz.parse(_arrays(cases, labels, place), form, place)
+        if kind == 'classification':
+          _check_labels(file, labels)
+      arrays = _arrays(cases, labels, place)
+      if kind == 'classification':
+        arrays['y'] = arrays['y'].astype(str)
+      parts[place] = npz.parse(arrays, form, place)
   (first_name, first), (other_name, other) = parts.items()
   sequence_checks.check_fit(
       other_name, other, first_name, first, every_step=False
@@ -162,10 +169,10 @@ def _arrays(cases, labels, place: str) -> dict[str, np.ndarray]:
     x, lengths = sequence_arrays.pad(series)
   except ValueError as error:
     raise ValueError(f'{place}: {error}') from error
-  return {'x': x, 'lengths': lengths, 'y': np.asarray(labels, str)}
+  return {'x': x, 'lengths': lengths, 'y': np.asarray(labels)}
 
 
-def _load(name: str, split: str, folder: pathlib.Path | None):
+def _load(name: str, split: str, folder: pathlib.Path | None, kind: str):
   """Returns (cases, each [F, time], labels) by aeon.
 
   The folder has the files or gets them by a download; None is aeon's own.
@@ -186,7 +193,7 @@ def _load(name: str, split: str, folder: pathlib.Path | None):
     if folder and is_elsewhere:  # aeon asks for a folder of that name.
       return datasets.load_from_ts_file(str(folder / _text_file(name, split)))
     with _without_empty_folders(folder):
-      return datasets.load_classification(
+      return getattr(datasets, f'load_{kind}')(
           name, split=split, extract_path=str(folder.parent) if folder else None
       )
   except MemoryError:
