@@ -44,9 +44,9 @@ def get_config() -> ml_collections.ConfigDict:
   data.num_paths = 100
   # Batches of random windows that count as an epoch.
   data.steps_per_epoch = 50
-  # Horizons at the end of each series that test, and those before that
-  # validate.
+  # Horizons at the end of each series that test.
   data.num_test_windows = 1
+  # Horizons before those that validate.
   data.num_validation_windows = 1
   data.lock()
   return config

@@ -265,7 +265,7 @@ rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
 rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
   - for read in (_stand_in,
   + for read in (type(file).get,  @ that_is_not_used
-  -  if name in _NAMES]:
+  -  if name in known]:
   + ]:  @ that_is_not_used
   - * dtype.itemsize != size
   + < 0  @ sizes_are_checked

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.training import files
 from rnnzoo.training import processes
@@ -34,13 +35,8 @@ def read(path: pathlib.Path) -> Any:
     return _read_csv(path)
   if path.suffix.lower() != '.npz':
     raise ValueError(f'{path} must be an .npz or .csv file')
-  try:
-    with np.load(path, allow_pickle=False) as file:
-      arrays = {name: file[name] for name in file.files if name != 'y'}
-  except OSError:
-    raise
-  except Exception as error:  # A damaged zip file can raise nearly any.
-    raise ValueError(f'{path} is not a whole .npz file: {error}') from error
+  arrays = npz.load(path, None)
+  arrays.pop('y', None)
   if 'steps' in arrays and 'lengths' in arrays:
     steps, ends = arrays.pop('steps'), np.cumsum(arrays.pop('lengths'))
     if not len(ends) or ends[-1] != len(steps):

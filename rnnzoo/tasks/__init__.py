@@ -2,7 +2,7 @@
 
 To add one, write a file with a subclass of `Task` and name it in `TASKS`; a
 config then chooses it with `config.task`. Tasks in which each example is in one
-of several classes inherit `protocol.Classification`.
+of several classes inherit `classification.Classification`.
 
 A task of another project needs no change here. Its config calls `register`, or
 its package has an entry point of the group 'rnnzoo.tasks':

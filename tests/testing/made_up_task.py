@@ -9,7 +9,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import models
-from rnnzoo.tasks import protocol
+from rnnzoo.tasks import classification
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -21,7 +21,7 @@ def base_config() -> ml_collections.ConfigDict:
   return config
 
 
-class SignTask(protocol.Classification):
+class SignTask(classification.Classification):
   """Of which sign is the sum of a sequence? 50 + 11 + 7 examples."""
 
   dataset = 'made up'
@@ -46,7 +46,7 @@ class SignTask(protocol.Classification):
 
   def evaluate(self, model, examples, rngs=None):
     logits = model(examples['inputs'], rngs=rngs)
-    return protocol.evaluation(logits, examples['label'])
+    return classification.evaluation(logits, examples['label'])
 
 
 class DescribedTask(SignTask):

@@ -24,6 +24,7 @@ import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
 from rnnzoo.training import checkpointing
 from rnnzoo.training import feed
@@ -839,7 +840,7 @@ class CheckpointsTest(absltest.TestCase):
 class ClassificationTest(absltest.TestCase):
 
   def test_confusion_metrics(self):
-    metrics = protocol.confusion_metrics(
+    metrics = classification.confusion_metrics(
         np.array([0, 0, 1, 1]), np.array([0, 1, 1, 1]), num_classes=3
     )
     self.assertAlmostEqual(metrics['precision'], (1 + 2 / 3 + 0) / 3)

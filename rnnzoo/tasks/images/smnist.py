@@ -26,6 +26,7 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import image_inputs
@@ -50,7 +51,7 @@ DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SequentialImages(protocol.Classification):
+class SequentialImages(classification.Classification):
   """Classifies images that are read as sequences.
 
   Attributes:
@@ -104,7 +105,7 @@ class SequentialImages(protocol.Classification):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, self.rules, 'config.data')
     backbones.check(config.model)
-    fields.check(config.model, protocol.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
 
@@ -159,7 +160,7 @@ class SequentialImages(protocol.Classification):
     """Returns cross entropies, hits and predicted classes of a batch."""
     logits = self.logits(model, examples, rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
-    return protocol.evaluation(logits, examples['label'], smoothing)
+    return classification.evaluation(logits, examples['label'], smoothing)
 
   def check_inputs(self, inputs: Any) -> Any:
     """Returns inputs of `predict`, uint8 [B, T, in].

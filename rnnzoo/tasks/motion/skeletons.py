@@ -27,6 +27,7 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import smnist
@@ -66,7 +67,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
 )
 
 
-class SkeletonActions(protocol.Classification):
+class SkeletonActions(classification.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
@@ -78,7 +79,7 @@ class SkeletonActions(protocol.Classification):
     class_names: 'A001' to 'A060', say.
   """
 
-  metrics = (*protocol.METRICS, protocol.Metric('sampling_accuracy'))
+  metrics = (*classification.METRICS, protocol.Metric('sampling_accuracy'))
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data.
@@ -114,7 +115,7 @@ class SkeletonActions(protocol.Classification):
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _DATA_RULES, 'config.data')
     backbones.check(config.model)
-    fields.check(config.model, protocol.RULES, 'config.model')
+    fields.check(config.model, classification.RULES, 'config.model')
     self._config = config
     self._model, self._data = config.model, config.data
     self.label_smoothing = config.model.label_smoothing
@@ -186,14 +187,14 @@ class SkeletonActions(protocol.Classification):
     labels = examples['label']
     if rngs is not None:
       logits = model(self._augmented(examples, rngs), rngs=rngs)
-      result = protocol.evaluation(logits, labels, self.label_smoothing)
+      result = classification.evaluation(logits, labels, self.label_smoothing)
       hits = result.scores['accuracy']
       return result._replace(
           scores={'accuracy': hits, 'sampling_accuracy': hits}
       )
     logits = self._logits(model, examples)
-    each = jax.vmap(protocol.evaluation, (1, None))(logits, labels)
-    whole = protocol.evaluation(jnp.mean(logits, axis=1), labels)
+    each = jax.vmap(classification.evaluation, (1, None))(logits, labels)
+    whole = classification.evaluation(jnp.mean(logits, axis=1), labels)
     return whole._replace(
         losses=jnp.mean(each.losses, axis=0),
         scores={

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
@@ -40,7 +41,7 @@ class Classes:
     names: names of the classes.
   """
 
-  metrics = protocol.METRICS
+  metrics = classification.METRICS
   shift = np.zeros(1)
 
   def __init__(self, names: Sequence[str]):
@@ -52,7 +53,7 @@ class Classes:
     return jnp.where(known, y, 0), known
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
-    return protocol.evaluation(outputs, y, smoothing)
+    return classification.evaluation(outputs, y, smoothing)
 
   def predict(self, outputs) -> jax.Array:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
@@ -62,19 +63,19 @@ class Classes:
       is_label = valid & (y != sequence_arrays.NO_LABEL)
       if is_label.any():
         y = np.where(is_label, y, y[is_label][0])
-        found = protocol.labels_of(y, self.names, valid.shape)
+        found = classification.labels_of(y, self.names, valid.shape)
         return np.where(is_label | ~valid, found, sequence_arrays.NO_LABEL)
-    return protocol.labels_of(y, self.names, valid.shape)
+    return classification.labels_of(y, self.names, valid.shape)
 
   def measure(self, y, predictions) -> dict[str, Any]:
-    return protocol.confusion_metrics(y, predictions, len(self.names))
+    return classification.confusion_metrics(y, predictions, len(self.names))
 
   def describe(self, y) -> dict[str, Any]:
     counts = np.bincount(y, minlength=len(self.names))
     return {'classes': dict(zip(self.names, counts.tolist(), strict=True))}
 
   def report(self, results) -> protocol.Report:
-    return protocol.confusions_report(results, self.names)
+    return classification.confusions_report(results, self.names)
 
   def arguments(self) -> dict[str, Any]:
     return {'names': list(self.names)}

@@ -140,15 +140,15 @@ def checked(
 
 def load(
     path: pathlib.Path,
-    known: Sequence[str],
-    check: Callable[[dict[str, np.ndarray]], None],
+    known: Sequence[str] | None,
+    check: Callable[[dict[str, np.ndarray]], None] = lambda _: None,
     names: Callable[[list[str]], None] = lambda _: None,
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of a file that are read.
 
   Args:
     path: the file.
-    known: names of arrays; others are told.
+    known: names of arrays, others are told; None for all there are.
     check: function that raises where arrays do not fit together. Its arrays are
       first stand-ins of their shapes: a small file may hold very much.
     names: function that raises where an array is missing.
@@ -179,6 +179,7 @@ def load(
   except Exception as error:  # A damaged zip file can raise nearly any.
     raise ValueError(f'{path} is not a whole .npz file: {error}') from error
   names(file.files)
+  known = file.files if known is None else known
   for name in file.files:
     if name not in known:
       print(

@@ -18,6 +18,7 @@ from rnnzoo import models
 from rnnzoo import settings
 from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
+from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
@@ -324,7 +325,7 @@ def check_model(
   alone may be smoothed.
   """
   backbones.check(config.model)
-  fields.check(config.model, protocol.RULES, 'config.model')
+  fields.check(config.model, classification.RULES, 'config.model')
   if not are_classes and config.model.label_smoothing:
     raise ValueError(
         'config.model.label_smoothing must be 0 for answers that are numbers;'
