@@ -323,7 +323,7 @@ rnnzoo/tasks/motion/ntu_tracks.py tests/tasks/ntu_tracks_test.py
   + :  @ change_persons
   - in sorted(_links(shown))
   + in _links(shown)  @ new_ids
-rnnzoo/tasks/protocol.py tests/training/training_test.py
+rnnzoo/tasks/classification.py tests/training/training_test.py
   - (predictions == labels)
   + (predictions >= labels)  @ metrics_are
 rnnzoo/training/run_directory.py tests/training/training_test.py
