@@ -2,9 +2,12 @@
 
   python -m benchmarks.figures
   python -m benchmarks.figures runs/lengths.json
+  python -m benchmarks.figures runs/cpu.json runs/gpu.json
 
 Without arguments it draws the committed results. The figure of a file of the
-suite 'lengths' goes beside it, as .png.
+suite 'lengths' goes beside it, as .png. Files of several devices also get one
+together, devices.png beside the last: the fastest path of each, and how many
+times as fast as the first device it is.
 
 A panel of 'lengths' has the steps of a layer at a batch; dotted lines copy
 inputs from the host. Crosses are times of the path that `None` takes where
@@ -107,6 +110,34 @@ def lengths(result: Row) -> figures.Figure:
       four[2 + way].set_ylabel("times as fast as 'scan'")
       for ax in (four[way], four[2 + way]):
         ax.set_title(f'{title}, {direction}', fontsize=8)
+    four[0].legend(fontsize=6)
+  return figure
+
+
+def devices(results: Sequence[Row]) -> figures.Figure:
+  """Returns the figure of the suite 'lengths' on several devices."""
+  found = [dict(panels(result)) for result in results]
+  titles = [title for title in found[0] if all(title in f for f in found)]
+  figure = figures.Figure(figsize=(16, 2.5 * len(titles)), layout='constrained')
+  axes = figure.subplots(len(titles), 4, squeeze=False)
+  for four, title in zip(axes, titles, strict=True):
+    for way, direction in enumerate(pivots.DIRECTIONS):
+      first: dict[int, float] = {}
+      for result, own in zip(results, found, strict=True):
+        best: dict[int, float] = {}
+        for row in sorted(own[title][direction], key=lambda row: row['time']):
+          steps = row['time']
+          best[steps] = min(row['ms'], best.get(steps, row['ms']))
+        first = first or best
+        speedups = {k: first[k] / v for k, v in best.items() if k in first}
+        label = source(result)
+        four[way].plot([*best], [*best.values()], '.-', label=label)
+        four[2 + way].plot([*speedups], [*speedups.values()], '.-')
+      four[way].set_ylabel('milliseconds')
+      four[2 + way].set_ylabel('times as fast as the first')
+      for ax in (four[way], four[2 + way]):
+        ax.set_title(f'{title}, {direction}', fontsize=8)
+        logarithmic(ax, 'steps', base=2)
     four[0].legend(fontsize=6)
   return figure
 
@@ -276,12 +307,18 @@ def main(names: Sequence[str]) -> None:
     for target, (name, draw_it, dots) in COMMITTED.items():
       result = pivots.load(f'benchmarks/{name}')
       save(result, draw_it, HERE / target, dots)
+  read, path = [], HERE
   for name in names:
     path = pathlib.Path(name)
     result = json.loads(path.read_text(encoding='utf-8'))
     if result['suite'] not in SUITES or not result['rows']:
       sys.exit(f'{name} has no rows of the suites {" and ".join(SUITES)}')
     save(result, SUITES[result['suite']], path.with_suffix('.png'), 70)
+    read.append(result)
+  if len({result['device']['kind'] for result in read}) > 1:
+    path = path.with_name('devices.png')
+    devices(read).savefig(path, dpi=70)
+    print(path)
 
 
 if __name__ == '__main__':

@@ -461,7 +461,7 @@ SUITES: Mapping[str, Suite] = {
         _LENGTHS,
         [
             Entry(None, ['linear_scan'], _GATES),
-            Entry(None, ['MinGRU', 'MinLSTM'], _LAYER),
+            Entry(None, ['MinGRU', 'MinLSTM', 'LSTM'], _LAYER),
         ],
         dataclasses.replace(_MANY, max_sets=8, from_host=True),
         [*_LENGTHS],

@@ -160,7 +160,12 @@ class FactsTest(absltest.TestCase):
     path.write_text(json.dumps(result))
     with contextlib.redirect_stdout(io.StringIO()):
       figures.main([str(path)])
+      other = path.with_name('other.json')
+      cpu = {**result, 'device': {'kind': 'CPU', 'platform': 'cpu'}}
+      other.write_text(json.dumps(cpu))
+      figures.main([str(other), str(path)])
     self.assertTrue(path.with_suffix('.png').exists())
+    self.assertTrue(path.with_name('devices.png').exists())
     with mock.patch.object(pivots, 'load', lambda _: result):
       return getattr(path_tables, name)()
 
