@@ -20,7 +20,6 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import devices
 from pallas_kernels import promotion
 from rnnzoo import cell as cell_lib
 from rnnzoo import checks
@@ -34,6 +33,7 @@ from rnnzoo.engines import sharding
 from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -48,7 +48,7 @@ class Constant(nnx.Variable):
   """A number that a cell needs and that training leaves alone."""
 
 
-class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
+class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
   """One cell with its parameters: project the input, unroll the cell.
 
   Attributes:
@@ -148,7 +148,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     """
     settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
-    _check_cell_params(cell_params, features)
+    parameters.check_cell_params(cell_params, features)
     initializers.check_rngs(rngs, 'params', required=True)
     settings.boolean(use_bias, 'use_bias')
     settings.function(recurrent_structure, 'recurrent_structure')
@@ -160,7 +160,7 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
-    _check_kernel_options(
+    parameters.check_kernel_options(
         cell,
         recurrent_kernel_init=None
         if recurrent_kernel_init is initializers.orthogonal
@@ -199,36 +199,13 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
         else tuple(implementation)
     )
 
-    def draw(name, init, gates, *shape, heads=None):
-      keys = rngs.params
-      return initializers.draw(
-          name, init, keys, gates, shape, param_dtype, heads
-      )
-
-    gates = cell.input_gates
-    self.kernel = draw('kernel_init', kernel_init, gates, in_features, features)
-    self.bias = nnx.data(None)
-    if use_bias:
-      self.bias = draw('bias_init', bias_init, gates, features)
-    self.recurrent_kernel = nnx.data(None)
-    if cell.recurrent_gates:
-      size = features // num_heads
-      self.recurrent_kernel = draw(
-          'recurrent_kernel_init',
-          recurrent_kernel_init,
-          cell.recurrent_gates,
-          size,
-          size,
-          heads=num_heads,
-      )
-      if max_abs is not None:
-        self.recurrent_kernel.set_metadata(max_abs=max_abs)
-        self.recurrent_kernel = initializers.constrain(self.recurrent_kernel)
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(
         nnx.Param(jnp.zeros((features,), param_dtype))
         for _ in (cell.carry_names if learn_initial_carry else ())
     )
+    self._draw(rngs, kernel_init, bias_init if use_bias else None)
+    self._draw_recurrent(rngs, recurrent_kernel_init, max_abs)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> OwnT:
     """Returns the carry that a sequence starts from, and restarts from.
@@ -448,12 +425,8 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     rows = lambda c: c.reshape(batch, self.out_features)
     reset, mask = flat(reset), flat(mask)
     if seq_lengths is not None:
-      lengths = seq_lengths.reshape(batch)
-      number = time_devices.steps(time, over)
-      if call.time_major:
-        valid = number[:, None] < lengths
-      else:
-        valid = number < lengths[:, None]
+      valid = time_devices.steps(time, over) < seq_lengths.reshape(batch, 1)
+      valid = valid.T if call.time_major else valid
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
     carry = restart = None
@@ -481,15 +454,10 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
       )
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
-    shape = (*batch_shape, self.out_features)
-    carry = tuple(c.reshape(shape) for c in carry)
-    steps = tuple(
-        s.astype(dtype if is_output else state).reshape(
-            *lead, self.out_features
-        )
-        for s in steps
-    )
-    return carry, steps
+    kept = dtype if is_output else state
+    reshaped = lambda a, lead: a.reshape(*lead, self.out_features)
+    carry = tuple(reshaped(c, batch_shape) for c in carry)
+    return carry, tuple(reshaped(s.astype(kept), lead) for s in steps)
 
   @promotion.of_ranks
   def step(
@@ -551,119 +519,6 @@ class RecurrentLayer(sequence_layer.SequenceLayer, Generic[OwnT]):
     )
     return cell_lib.like(carry, arrays), arrays[0].astype(dtype)
 
-  # Parameters as the engines take them.
-
-  def _operands(self, x: Array) -> call_lib.Operands:
-    """Returns the arrays of a run from the layer's own carry.
-
-    Args:
-      x: [..., time, in_features].
-
-    Returns:
-      Time-major operands of `rnnzoo.engines`.
-    """
-    dtype, state = self._dtype(x), self._state_dtype(x)
-    carry = self._initial_carry(x.shape[:-2], state, x)
-    return call_lib.Operands(
-        params=self._cell_params(state, x),
-        weights=self._weights(),
-        x=jnp.moveaxis(x.astype(dtype), -2, 0),
-        recurrent_kernel=self._recurrent_kernel(dtype, x),
-        carry=carry,
-        restart=carry,
-        reset=None,
-        mask=None,
-    )
-
-  def _dtype(self, x: Array):
-    return self.dtype or promotion.both(x, self.param_dtype)
-
-  def _state_dtype(self, x: Array | None = None):
-    """The dtype of carries and sums."""
-    dtype = self.dtype or self.param_dtype
-    if x is not None:
-      dtype = self._dtype(x)
-    return promotion.wide(dtype)
-
-  def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
-    shape = (*batch_shape, self.out_features)
-    if not self.learned_carry:
-      return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
-    learned = [c[...] for c in self.learned_carry]
-    if like is not None:
-      # Before it has a batch axis and the dtype of state: under shard_map the
-      # transpose of this sums over devices, and so it sums the least.
-      learned = [devices.like(c, like) for c in learned]
-    return tuple(jnp.broadcast_to(c.astype(dtype), shape) for c in learned)
-
-  def _own_params(self) -> list[tuple[str, Any]]:
-    # By no method of nnx.Dict: nnx.tabulate wraps these, and calls itself. It
-    # also puts a number of its own there.
-    own = self.cell_params
-    return [(name, own[name]) for name in own if not name.startswith('_')]
-
-  def _cell_params(self, dtype, like=None) -> dict[str, Array]:
-    own = {name: value[...] for name, value in self._own_params()}
-    if like is not None:
-      # Before they are cast, like `_recurrent_kernel`.
-      own = {name: devices.like(value, like) for name, value in own.items()}
-    return {name: value.astype(dtype) for name, value in own.items()}
-
-  def _weights(self) -> tuple[Array, Array | None]:
-    bias = None if self.bias is None else self.bias[...]
-    return self.kernel[...], bias
-
-  def _recurrent_kernel(self, dtype, like=None) -> Array | None:
-    if self.recurrent_kernel is None:
-      return None
-    kernel = self.recurrent_kernel[...]
-    if like is not None:
-      # Before it is cast: the sum over devices has the parameter's dtype.
-      kernel = devices.like(kernel, like)
-    return self._structured(kernel, dtype).astype(dtype)
-
-  def _structured(self, kernel: Array, dtype) -> Array:
-    """Returns the kernel that is used, rounded to no less than `dtype`."""
-    if self.recurrent_structure is None:
-      return kernel
-    kernel = kernel.astype(promotion.both(kernel.dtype, dtype))
-    return checks.same_kind(
-        self.recurrent_structure(kernel), kernel, 'recurrent_structure'
-    )
-
-  def _check_input(self, x: Array, axes: str) -> None:
-    self._check_parameters()
-    checks.inputs(x, axes, self.in_features, type(self).__name__)
-
-  def _check_parameters(self) -> None:
-    """Raises ValueError for a state that is not this layer's own."""
-    gates, features = self.cell.input_gates, self.out_features
-    size = features // self.num_heads
-    heads = (self.cell.recurrent_gates, self.num_heads, size, size)
-    given: list[tuple[str, Any, tuple[int, ...] | None]] = [
-        ('kernel', self.kernel, (gates, self.in_features, features))
-    ]
-    if self.bias is not None:
-      given.append(('bias', self.bias, (gates, features)))
-    if self.recurrent_kernel is not None:
-      given.append(('recurrent_kernel', self.recurrent_kernel, heads))
-    given += [('learned_carry', c, (features,)) for c in self.learned_carry]
-    given += [(name, p, None) for name, p in self._own_params()]
-    for name, value, shape in given:
-      if isinstance(value, nnx.Variable):
-        value = value.get_raw_value()
-      checks.parameter(value, shape, f'{type(self).__name__}.{name}')
-
-  def _named(self, carry: Carry, given: Carry | None = None) -> Any:
-    """Returns a carry with the type of the one given, or the cell's own."""
-    if given is None:
-      return cell_lib.of(self.cell)._make(carry)
-    return cell_lib.like(given, carry)
-
-  def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
-    expected = (*batch_shape, self.out_features)
-    return checks.carry(self.cell.carry_names, carry, expected, label)
-
 
 def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
   """Whether a layer runs over a sequence as `RecurrentLayer` does."""
@@ -671,38 +526,3 @@ def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
       isinstance(layer, RecurrentLayer)
       and type(layer).unroll is RecurrentLayer.unroll
   )
-
-
-def _check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
-  """Raises ValueError for an option of R where the cell has none.
-
-  Args:
-    cell: the equations.
-    **options: options by name; None for one that was not given.
-  """
-  for name, value in options.items():
-    if value is not None and not cell.recurrent_gates:
-      raise ValueError(
-          f'{type(cell).__name__} has no recurrent kernel, so there is nothing'
-          f' for {name} to act on; got {name}={value!r}. Leaving {name} out'
-          ' would work.'
-      )
-
-
-def _check_cell_params(
-    given: Mapping[str, nnx.Variable] | None, features: int
-) -> None:
-  """Raises ValueError for parameters that no optimiser or step could use."""
-  for name, value in (given or {}).items():
-    if not isinstance(value, nnx.Variable):
-      raise ValueError(
-          f'cell_params[{name!r}] must be an nnx.Param, got'
-          f' {settings.a(type(value))}; nnx.Param(jnp.zeros(features)) would'
-          ' work.'
-      )
-    shape = jnp.shape(value[...])
-    if shape and shape[-1] not in (1, features):
-      raise ValueError(
-          f'cell_params[{name!r}] must be [..., {features}], with one number a'
-          f' feature, or one for all; got the shape {shape}.'
-      )

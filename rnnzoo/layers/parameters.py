@@ -1,0 +1,214 @@
+"""Parameters of a layer with a cell: checked, and as the engines take them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import devices
+from pallas_kernels import promotion
+from rnnzoo import cell as cell_lib
+from rnnzoo import checks
+from rnnzoo import settings
+from rnnzoo.engines import call as call_lib
+from rnnzoo.layers import initializers
+from rnnzoo.layers import sequence_layer
+
+Array = jax.Array
+Carry = cell_lib.Carry
+
+
+class CellParameters(sequence_layer.SequenceLayer):
+  """The parameters of `RecurrentLayer`, which documents them."""
+
+  cell: cell_lib.Cell
+  num_heads: int
+  kernel: nnx.Param
+  bias: nnx.Param | None
+  recurrent_kernel: nnx.Param | None
+  cell_params: nnx.Dict
+  learned_carry: nnx.List
+  recurrent_structure: Any
+  dtype: jax.typing.DTypeLike | None
+  param_dtype: jax.typing.DTypeLike
+
+  def _draw(self, rngs, kernel_init, bias_init) -> None:
+    """Draws W and, with an initialiser for it, b."""
+    gates, features = self.cell.input_gates, self.out_features
+    shape, dtype = (self.in_features, features), self.param_dtype
+    keys = rngs.params
+    self.kernel = initializers.draw(
+        'kernel_init', kernel_init, keys, gates, shape, dtype
+    )
+    self.bias = nnx.data(None)
+    if bias_init is not None:
+      self.bias = initializers.draw(
+          'bias_init', bias_init, keys, gates, (features,), dtype
+      )
+
+  def _draw_recurrent(self, rngs, recurrent_kernel_init, max_abs) -> None:
+    """Draws R, where the cell has one."""
+    self.recurrent_kernel = nnx.data(None)
+    if not self.cell.recurrent_gates:
+      return
+    size = self.out_features // self.num_heads
+    self.recurrent_kernel = initializers.draw(
+        'recurrent_kernel_init',
+        recurrent_kernel_init,
+        rngs.params,
+        self.cell.recurrent_gates,
+        (size, size),
+        self.param_dtype,
+        self.num_heads,
+    )
+    if max_abs is not None:
+      self.recurrent_kernel.set_metadata(max_abs=max_abs)
+      self.recurrent_kernel = initializers.constrain(self.recurrent_kernel)
+
+  def _operands(self, x: Array) -> call_lib.Operands:
+    """Returns the arrays of a run from the layer's own carry.
+
+    Args:
+      x: [..., time, in_features].
+
+    Returns:
+      Time-major operands of `rnnzoo.engines`.
+    """
+    dtype, state = self._dtype(x), self._state_dtype(x)
+    carry = self._initial_carry(x.shape[:-2], state, x)
+    return call_lib.Operands(
+        params=self._cell_params(state, x),
+        weights=self._weights(),
+        x=jnp.moveaxis(x.astype(dtype), -2, 0),
+        recurrent_kernel=self._recurrent_kernel(dtype, x),
+        carry=carry,
+        restart=carry,
+        reset=None,
+        mask=None,
+    )
+
+  def _dtype(self, x: Array):
+    return self.dtype or promotion.both(x, self.param_dtype)
+
+  def _state_dtype(self, x: Array | None = None):
+    """The dtype of carries and sums."""
+    dtype = self.dtype or self.param_dtype
+    if x is not None:
+      dtype = self._dtype(x)
+    return promotion.wide(dtype)
+
+  def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
+    shape = (*batch_shape, self.out_features)
+    if not self.learned_carry:
+      return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
+    learned = [c[...] for c in self.learned_carry]
+    if like is not None:
+      # Before it has a batch axis and the dtype of state: under shard_map the
+      # transpose of this sums over devices, and so it sums the least.
+      learned = [devices.like(c, like) for c in learned]
+    return tuple(jnp.broadcast_to(c.astype(dtype), shape) for c in learned)
+
+  def _own_params(self) -> list[tuple[str, Any]]:
+    # By no method of nnx.Dict: nnx.tabulate wraps these, and calls itself. It
+    # also puts a number of its own there.
+    own = self.cell_params
+    return [(name, own[name]) for name in own if not name.startswith('_')]
+
+  def _cell_params(self, dtype, like=None) -> dict[str, Array]:
+    own = {name: value[...] for name, value in self._own_params()}
+    if like is not None:
+      # Before they are cast, like `_recurrent_kernel`.
+      own = {name: devices.like(value, like) for name, value in own.items()}
+    return {name: value.astype(dtype) for name, value in own.items()}
+
+  def _weights(self) -> tuple[Array, Array | None]:
+    bias = None if self.bias is None else self.bias[...]
+    return self.kernel[...], bias
+
+  def _recurrent_kernel(self, dtype, like=None) -> Array | None:
+    if self.recurrent_kernel is None:
+      return None
+    kernel = self.recurrent_kernel[...]
+    if like is not None:
+      # Before it is cast: the sum over devices has the parameter's dtype.
+      kernel = devices.like(kernel, like)
+    return self._structured(kernel, dtype).astype(dtype)
+
+  def _structured(self, kernel: Array, dtype) -> Array:
+    """Returns the kernel that is used, rounded to no less than `dtype`."""
+    if self.recurrent_structure is None:
+      return kernel
+    kernel = kernel.astype(promotion.both(kernel.dtype, dtype))
+    return checks.same_kind(
+        self.recurrent_structure(kernel), kernel, 'recurrent_structure'
+    )
+
+  def _check_input(self, x: Array, axes: str) -> None:
+    self._check_parameters()
+    checks.inputs(x, axes, self.in_features, type(self).__name__)
+
+  def _check_parameters(self) -> None:
+    """Raises ValueError for a state that is not this layer's own."""
+    gates, features = self.cell.input_gates, self.out_features
+    size = features // self.num_heads
+    heads = (self.cell.recurrent_gates, self.num_heads, size, size)
+    given: list[tuple[str, Any, tuple[int, ...] | None]] = [
+        ('kernel', self.kernel, (gates, self.in_features, features))
+    ]
+    if self.bias is not None:
+      given.append(('bias', self.bias, (gates, features)))
+    if self.recurrent_kernel is not None:
+      given.append(('recurrent_kernel', self.recurrent_kernel, heads))
+    given += [('learned_carry', c, (features,)) for c in self.learned_carry]
+    given += [(name, p, None) for name, p in self._own_params()]
+    for name, value, shape in given:
+      if isinstance(value, nnx.Variable):
+        value = value.get_raw_value()
+      checks.parameter(value, shape, f'{type(self).__name__}.{name}')
+
+  def _named(self, carry: Carry, given: Carry | None = None) -> Any:
+    """Returns a carry with the type of the one given, or the cell's own."""
+    if given is None:
+      return cell_lib.of(self.cell)._make(carry)
+    return cell_lib.like(given, carry)
+
+  def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
+    expected = (*batch_shape, self.out_features)
+    return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
+  """Raises ValueError for an option of R where the cell has none.
+
+  Args:
+    cell: the equations.
+    **options: options by name; None for one that was not given.
+  """
+  for name, value in options.items():
+    if value is not None and not cell.recurrent_gates:
+      raise ValueError(
+          f'{type(cell).__name__} has no recurrent kernel, so there is nothing'
+          f' for {name} to act on; got {name}={value!r}. Leaving {name} out'
+          ' would work.'
+      )
+
+
+def check_cell_params(
+    given: Mapping[str, nnx.Variable] | None, features: int
+) -> None:
+  """Raises ValueError for parameters that no optimiser or step could use."""
+  for name, value in (given or {}).items():
+    if not isinstance(value, nnx.Variable):
+      raise ValueError(
+          f'cell_params[{name!r}] must be an nnx.Param, got'
+          f' {settings.a(type(value))}; nnx.Param(jnp.zeros(features)) would'
+          ' work.'
+      )
+    shape = jnp.shape(value[...])
+    if shape and shape[-1] not in (1, features):
+      raise ValueError(
+          f'cell_params[{name!r}] must be [..., {features}], with one number a'
+          f' feature, or one for all; got the shape {shape}.'
+      )
