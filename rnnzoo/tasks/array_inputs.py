@@ -41,6 +41,22 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
   return given
 
 
+def unmasked(given: Any, name: str) -> np.ndarray:
+  """Returns an array of numpy.
+
+  Raises:
+    ValueError: it has a mask of numpy, or rows of several lengths.
+  """
+  if isinstance(given, np.ma.MaskedArray):
+    raise ValueError(
+        f'{name} must have no mask of numpy, which would be ignored'
+    )
+  try:
+    return np.asarray(given)
+  except ValueError as error:
+    raise ValueError(f'{name} must be one array; {error}') from error
+
+
 def kind(given: Any) -> str:
   """Returns the type of something that is no dict, or the keys of a dict."""
   if isinstance(given, Mapping):

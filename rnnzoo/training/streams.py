@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from rnnzoo import checks
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import fields
 
 
@@ -55,12 +56,12 @@ class Stream:
     Raises:
       ValueError: the task cannot use this step, or B has changed.
     """
-    if not np.ndim(x):
+    x = array_inputs.unmasked(x, 'x')
+    if not x.ndim:
       raise ValueError(
           'x must be one step of several sequences, [B, ...], got'
           f' {fields.shorten(x)}'
       )
-    x = np.asarray(x)
     if self._carry is not None and len(x) != (count := self._count()):
       raise ValueError(
           f'x must have {count} sequences, as the step before, got {len(x)};'
@@ -82,8 +83,10 @@ class Stream:
     """
     if rows is None:
       self._carry = self._reset = None
-    elif self._carry is not None:
-      rows = checks.flags(np.asarray(rows), (self._count(),), 'rows')
+      return
+    count = np.size(rows) if self._carry is None else self._count()
+    rows = checks.flags(array_inputs.unmasked(rows, 'rows'), (count,), 'rows')
+    if self._carry is not None:
       self._reset = rows if self._reset is None else self._reset | rows
 
   def _count(self) -> int:

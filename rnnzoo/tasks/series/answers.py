@@ -126,7 +126,9 @@ class Numbers:
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     del smoothing
     y = sequence_arrays.standardized(y, self.mean, self.deviation)
-    found, unit = self.distribution(outputs, False), np.float32(self._unit)
+    # Metrics have no gradient, and the quantiles of 'student' have none.
+    constant = jax.lax.stop_gradient(outputs)
+    found, unit = self.distribution(constant, False), np.float32(self._unit)
     errors = (found.mean - y) * (self.deviation / unit)
     scores = {'mse': errors**2, 'mae': jnp.abs(errors)}
     if self.head != 'point':
@@ -135,7 +137,7 @@ class Numbers:
     return protocol.Evaluation(
         jnp.mean(heads.losses(outputs, y, self.head), axis=-1),
         {name: jnp.mean(score, axis=-1) for name, score in scores.items()},
-        predictions=self.predict(outputs),
+        predictions=self.predict(constant),
     )
 
   def predict(self, outputs) -> jax.Array:
@@ -162,7 +164,8 @@ class Numbers:
       )
     is_wrong = np.isinf(y) if valid.ndim > 1 else ~np.isfinite(y)
     if is_wrong[valid].any():
-      raise ValueError('y must be finite; NaN is a step without an answer')
+      hint = '; NaN is a step without an answer' * (valid.ndim > 1)
+      raise ValueError(f'y must be finite{hint}')
     return sequence_arrays.centre(y, self.shift, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:

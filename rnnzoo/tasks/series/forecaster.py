@@ -134,7 +134,11 @@ class Forecaster(nnx.Module):
       features = _features(y[:, None], x[:, None], scale)[:, 0]
       carry, hidden = self.encoder.step(carry, features)
       outputs = self.output(hidden)
-      y = heads.sample(outputs, self._head, key)[:, 0]
+      # Paths of all windows have the same keys: a forecast does not depend on
+      # the others of its batch.
+      rows = outputs.reshape(-1, count, outputs.shape[-1])
+      draw = jax.vmap(lambda row: heads.sample(row, self._head, key))
+      y = draw(rows).reshape(-1)
       return (carry, y), y if is_random else outputs
 
     keys = jax.random.split(key, self._horizon)

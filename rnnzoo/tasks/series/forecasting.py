@@ -34,12 +34,15 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import settings
+from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import forecaster
 from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
+from rnnzoo.tasks.series import sequence_arrays
+from rnnzoo.tasks.series import sequence_checks
 
 # Series that the library aeon brings.
 PACKAGED = ('airline', 'lynx', 'shampoo_sales', 'uschange')
@@ -101,7 +104,6 @@ class Forecasting(protocol.Task):
     self._set_up(config)
     self.dataset, series = _read(self._data)
     self.batch_size = config.batch_size
-    self._features = series.x.shape[-1]
     data, horizon = self._data, self._data.horizon
     last = series.lengths - horizon  # The last origin: all of H is known.
     held = horizon * (data.num_validation_windows + data.num_test_windows)
@@ -112,6 +114,8 @@ class Forecasting(protocol.Task):
           f' {horizon + 1} of training; a smaller config.data.horizon or fewer'
           ' windows would work'
       )
+    before = np.arange(series.y.shape[1]) < (last - held)[:, None]
+    self._scales = sequence_arrays.standardization(series.x, before)
     whole = self._completed(series.y, series.x, np.zeros(len(last), int))
     origins = {
         'test': [last - horizon * k for k in range(data.num_test_windows)]
@@ -131,6 +135,13 @@ class Forecasting(protocol.Task):
             for name in ('validation', 'test')
         },
     }
+    errors: Any = self.splits['test']
+    if np.isnan(errors['naive_error']).any():
+      print(
+          'WARNING: data: some series are equal to themselves a season before,'
+          ' in all steps before the test; mase leaves them out',
+          flush=True,
+      )
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     fields.check(config.data, _RULES, 'config.data')
@@ -138,13 +149,14 @@ class Forecasting(protocol.Task):
     self._model, self._data = config.model, config.data
 
   def describe(self):
-    return {'features': self._features}
+    mean, deviation = self._scales
+    return {'mean': mean.tolist(), 'deviation': deviation.tolist()}
 
   @classmethod
   def restore(cls, config, described):
     task = cls.__new__(cls)
     task._set_up(config)
-    task._features = described['features']
+    task._scales = np.array(described['mean']), np.array(described['deviation'])
     return task
 
   def _completed(self, y, x, starts) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +171,7 @@ class Forecasting(protocol.Task):
     places = starts[:, None] + np.arange(-context, x.shape[1])
     angles = 2 * np.pi * places / season
     before = ((0, 0), (context, 0))
-    x = np.pad(x, (*before, (0, 0)))
+    x = np.pad((x - self._scales[0]) / self._scales[1], (*before, (0, 0)))
     if season > 1:
       x = np.concatenate(
           [x, *np.stack([np.sin(angles), np.cos(angles)])[..., None]], -1
@@ -209,7 +221,7 @@ class Forecasting(protocol.Task):
     return np.where(found > 0, found, np.nan).astype(np.float32)
 
   def build_model(self, rngs) -> forecaster.Forecaster:
-    features = self._features + 2 * (self._data.season > 1)
+    features = len(self._scales[0]) + 2 * (self._data.season > 1)
     size = features + forecaster.OWN_FEATURES
     encoder = backbones.build(self._model, size, rngs)
     decoder = None
@@ -251,7 +263,10 @@ class Forecasting(protocol.Task):
     past, y = np.split(windows['y'], [self._data.context], axis=1)
     error = windows['naive_error']
     found: dict[str, Any] = self._metrics(y, error, **predictions)
-    for name, season in (('naive', 1), ('seasonal_naive', self._data.season)):
+    seasons = {'naive': 1}
+    if 1 < self._data.season <= past.shape[1]:
+      seasons['seasonal_naive'] = self._data.season
+    for name, season in seasons.items():
       means = _naive(past, season, self._data.horizon)
       points = np.repeat(means[..., None], len(heads.LEVELS), -1)
       of_naive = self._metrics(y, error, means, points)
@@ -263,7 +278,11 @@ class Forecasting(protocol.Task):
     error = np.abs(mean - y)
     pinball = np.asarray(heads.pinball(quantiles, y))
     inside = (quantiles[..., 1] <= y) & (y <= quantiles[..., -2])
-    average = lambda values: float(np.nanmean(values)) if len(values) else 0.0
+
+    def average(values):
+      values = values[~np.isnan(values)]
+      return float(np.mean(values)) if len(values) else float('nan')
+
     known = ~np.isnan(y)
     return {
         'mase': average((error / naive_error[:, None])[known]),
@@ -276,11 +295,11 @@ class Forecasting(protocol.Task):
   def report(self, results, best_model) -> protocol.Report:
     """Returns the coverage, and the metrics of naive forecasts."""
     del best_model
-    names = 'coverage_80', 'naive', 'seasonal_naive'
     tests = [result['test'] for result in results]
-    coverage = [test['coverage_80'] for test in tests]
+    names = {'naive', 'seasonal_naive'} & set(tests[0])
     return protocol.Report(
-        {'coverage_80': coverage} | {name: tests[0][name] for name in names[1:]}
+        {'coverage_80': [test['coverage_80'] for test in tests]}
+        | {name: tests[0][name] for name in sorted(names)}
     )
 
   def check_inputs(self, inputs: Any) -> dict[str, np.ndarray]:
@@ -307,8 +326,8 @@ class Forecasting(protocol.Task):
     count, steps = y.shape
     x = given.get('x')
     horizon, context = self._data.horizon, self._data.context
-    shape = count, steps + horizon, self._features
-    x = np.zeros(shape) if x is None and not self._features else x
+    shape = count, steps + horizon, len(self._scales[0])
+    x = np.zeros(shape) if x is None and not shape[2] else x
     x = _values(x, 'x', 3)
     if x.shape != shape:
       raise ValueError(
@@ -318,20 +337,19 @@ class Forecasting(protocol.Task):
     starts = np.asarray(given.get('start', np.zeros(count, int)))
     if starts.shape != (count,) or starts.dtype.kind not in 'iu':
       raise ValueError(f'start must be integers [{count}]')
+    error = self._naive_error(y, np.full(count, steps))
     y, x = self._completed(y, x, starts)
-    return {'y': y[:, -context:], 'x': x[:, -context - horizon :]}
+    y, x = y[:, -context:], x[:, -context - horizon :]
+    return {'y': y, 'x': x, 'naive_error': error}
 
   def examples(self, inputs, y):
-    """Returns windows as in `splits`; y are the steps of the horizon, [B, H].
-
-    The naive error is that of the context.
-    """
+    """Returns windows as in `splits`; y are steps of the horizon, [B, H]."""
     past, y = inputs['y'], _values(y, 'y', 2)
     if y.shape != (shape := (len(past), self._data.horizon)):
       raise ValueError(f'y must be [B, H], here {list(shape)}; got {y.shape}')
-    error = self._naive_error(past, np.full(len(past), past.shape[1]))
-    whole = np.concatenate([past, y], axis=1)
-    return {'y': whole, 'x': inputs['x'], 'naive_error': error}
+    if np.isnan(y).all():
+      raise ValueError('y must have a known step; all are NaN')
+    return {**inputs, 'y': np.concatenate([past, y], axis=1)}
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns the mean of the forecast, float32 [B, H]."""
@@ -357,7 +375,6 @@ def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
 
   A missing step is the one a season before, and if all are missing, the mean.
   """
-  season = min(season, past.shape[1])
   last = past[:, past.shape[1] - season :].astype(np.float64)
   for end in range(past.shape[1] - season, 0, -season):
     part = np.full_like(last, np.nan)
@@ -368,22 +385,27 @@ def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
 
 
 def _values(given: Any, name: str, axes: int) -> np.ndarray:
-  """Returns numbers of so many axes, or raises ValueError."""
-  found = np.asarray(given)
-  if (
-      found.dtype.kind not in 'iuf'
-      or found.ndim != axes
-      or 0 in found.shape[:2]
-  ):
-    words = '[B, T]' if axes == 2 else '[B, T + H, F]'
+  """Returns numbers of so many axes as float32, or raises ValueError."""
+  found = array_inputs.unmasked(given, name)
+  words = '[B, T]' if axes == 2 else '[B, T + H, F]'
+  if found.dtype.kind not in 'iuf' or found.ndim != axes or not found.size:
+    hint = f'; {name}[None] makes a batch of one' * (found.ndim == axes - 1)
     raise ValueError(
-        f'{name} must be numbers {words}; got {found.dtype} of shape'
-        f' {list(found.shape)}'
+        f'{name} must be numbers {words}, with none of them 0; got'
+        f' {found.dtype} of shape {list(found.shape)}{hint}'
     )
-  found = found.astype(np.float32)
-  if np.isinf(found).any() or (axes == 3 and np.isnan(found).any()):
+  with np.errstate(over='ignore'):
+    rounded = found.astype(np.float32)
+  known = ~np.isnan(rounded)
+  if np.isinf(rounded).any() or not (axes == 2 or known.all()):
     raise ValueError(f'{name} must be finite in float32')
-  return found
+  if axes == 2 and known.any():
+    lost = sequence_arrays.lost_steps(
+        found[known][:, None], rounded[known][:, None]
+    )
+    for sentence in sequence_checks.rounding(*lost, f' of {name}'):
+      settings.warn(sentence)
+  return rounded
 
 
 def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:

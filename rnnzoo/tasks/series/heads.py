@@ -33,6 +33,8 @@ SIZES: Mapping[str, int] = types.MappingProxyType(
     {'point': 1, 'quantiles': len(LEVELS), 'gaussian': 2, 'student': 3}
 )
 _LEAST_SCALE = 1e-4
+# Beyond, Student's t is a normal distribution, and float32 has no digits left.
+_MOST_FREEDOM = 300.0
 
 
 class Distribution(NamedTuple):
@@ -87,7 +89,7 @@ def losses(outputs: jax.Array, y: jax.Array, head: str) -> jax.Array:
 
 def _freedom(parts: jax.Array) -> jax.Array:
   """Returns degrees of freedom, beyond 2: the variance is finite."""
-  return 2 + _scale(parts[..., 2])
+  return jnp.minimum(2 + _scale(parts[..., 2]), _MOST_FREEDOM)
 
 
 def pinball(quantiles: jax.Array, y: jax.Array) -> jax.Array:

@@ -97,19 +97,23 @@ class SequenceTask(protocol.Task):
     self._mean, self._deviation = statistics
     lost: dict[str, Any] = {'': 0, ' of y': 0}
 
-    def centre(of, values, valid, shift, *statistics):
+    def centre(of, values, valid, known, shift, *statistics):
       found = sequence_arrays.centre(values, shift, valid)
-      seen = sequence_arrays.standardized(found[valid], *statistics)
-      lost[of] += np.array(sequence_arrays.lost_steps(values[valid], seen))
+      seen = sequence_arrays.standardized(found[known], *statistics)
+      lost[of] += np.array(sequence_arrays.lost_steps(values[known], seen))
       return found
 
     centred = {}
     for name, split in splits.items():
-      x = centre('', split.x, split.valid(), self.shift, *statistics)
+      valid = split.valid()
+      x = centre('', split.x, valid, valid, self.shift, *statistics)
       centred[name] = split._replace(x=x)
       if isinstance(answers, answers_lib.Numbers):
         of_y = answers.shift, answers.mean, answers.deviation
-        y = centre(' of y', split.y, split.known(every_step), *of_y)
+        known = split.known(every_step)
+        # A missing answer stays NaN.
+        valid = valid if every_step else known
+        y = centre(' of y', split.y, valid, known, *of_y)
         centred[name] = centred[name]._replace(y=y)
     self.splits: Mapping[str, protocol.Examples] = {
         name: split._asdict() for name, split in centred.items()
@@ -283,7 +287,10 @@ class SequenceTask(protocol.Task):
     lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
     valid = np.arange(x.shape[1]) < lengths[:, None]
     valid = valid if self.every_step else np.ones(len(x), bool)
-    y = self.answers.given(np.asarray(y), valid)
+    y = self.answers.given(array_inputs.unmasked(y, 'y'), valid)
+    found = sequence_arrays.Sequences(x, lengths, y)
+    if not found.known(self.every_step).any():
+      raise ValueError('y must have an answer; there is none')
     return {'x': x, 'lengths': lengths, 'y': y}
 
   def distribution(self, model, inputs) -> heads.Distribution:

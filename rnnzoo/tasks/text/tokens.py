@@ -38,16 +38,19 @@ class Tokens:
     described: the argument of `restore`, which JSON can hold.
     pieces: the UTF-8 of each token; one may end within a character.
     find: function from a text to its tokens.
+    free: a piece that counts no byte.
   """
 
   described: Mapping[str, str]
   pieces: Sequence[bytes]
   find: Callable[[str], Iterable[int]]
+  free: bytes = b''
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
     """The number of bytes of each token, float32 [tokens]."""
-    return np.array(list(map(len, self.pieces)), np.float32)
+    sizes = [0 if p == self.free else len(p) for p in self.pieces]
+    return np.array(sizes, np.float32)
 
   def encode(self, text: str) -> np.ndarray:
     """Returns the tokens of a text, int32 [N].
@@ -105,7 +108,8 @@ def restore(kind: str, described: Mapping[str, str]) -> Tokens:
     return Tokens(described, pieces, functools.partial(_characters, places))
   pieces = [b'\n' if name == _END else f' {name}'.encode() for name in names]
   find = lambda text: (places.get(word, 0) for word in _words(text))
-  return Tokens(described, pieces, find)
+  # Each word counts a space, so the end of its line is counted by the first.
+  return Tokens(described, pieces, find, free=b'\n')
 
 
 def _characters(places: Mapping[str, int], text: str) -> Iterator[int]:
