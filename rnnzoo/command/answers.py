@@ -5,18 +5,20 @@ name. Sequences of numbers may lie in it as they do for training (x or steps,
 and lengths); y is not read.
 
 A `.csv` file holds sequences of numbers, one step a row, under a line of names.
-Rows with the same entry in the column `sequence` are one sequence; without that
-column there is one. An empty entry is a missing value.
+Rows with the same entry in the column `sequence` are one sequence, wherever
+they are; without that column there is one. An empty entry is a missing value.
+Columns are told apart by their order, which must be the order in training.
 """
 
 from collections.abc import Iterator
 import csv
 import io
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from rnnzoo import tasks
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.training import files
@@ -24,38 +26,63 @@ from rnnzoo.training import processes
 from rnnzoo.training import trained as trained_lib
 
 
-def read(path: pathlib.Path) -> Any:
-  """Returns the inputs in a file, as `Trained.predict` takes them.
+class Inputs(NamedTuple):
+  """Inputs of a file.
+
+  Attributes:
+    arrays: arrays by name.
+    names: names of the sequences; None for their numbers.
+  """
+
+  arrays: dict[str, np.ndarray]
+  names: list[str] | None = None
+
+  def of(self, task: tasks.Task) -> Any:
+    """Returns them as a method of `Trained` takes them, for its task."""
+    arrays = dict(self.arrays)
+    if not task.y_is_input:
+      arrays.pop('y', None)
+    return arrays if len(arrays) != 1 else next(iter(arrays.values()))
+
+
+def read(path: pathlib.Path) -> Inputs:
+  """Returns the inputs in a file.
 
   Raises:
     OSError: the file cannot be read.
     ValueError: it is no such file.
   """
   if path.suffix.lower() == '.csv':
-    return _read_csv(path)
+    try:
+      return _read_csv(path)
+    except (csv.Error, UnicodeError) as error:
+      raise ValueError(f'{path} is no CSV file in UTF-8: {error}') from error
   if path.suffix.lower() != '.npz':
     raise ValueError(f'{path} must be an .npz or .csv file')
   arrays = npz.load(path, None)
-  arrays.pop('y', None)
-  if 'steps' in arrays and 'lengths' in arrays:
-    steps, ends = arrays.pop('steps'), np.cumsum(arrays.pop('lengths'))
-    if not len(ends) or ends[-1] != len(steps):
-      raise ValueError(f'{path}: lengths must sum to the rows of steps')
-    arrays['x'], arrays['lengths'] = sequence_arrays.pad(
-        np.split(steps, ends[:-1])
-    )
+  if 'steps' in arrays:
+    if 'x' in arrays:
+      raise ValueError(f'{path} must hold either x or steps; it holds both')
+    x, lengths = npz.concatenated_x(arrays, str(path))
+    del arrays['steps']
+    arrays |= {'x': x, 'lengths': lengths}
   if 'x' in arrays and arrays['x'].ndim == 2:
     arrays['x'] = arrays['x'][..., None]
-  return arrays if len(arrays) != 1 else next(iter(arrays.values()))
+  return Inputs(arrays)
 
 
-def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_csv(path: pathlib.Path) -> Inputs:
   sequences: dict[str, list[list[float]]] = {}
   with path.open(encoding='utf-8-sig', newline='') as file:
     rows = csv.reader(file)
     names = next(rows, [])
+    if names and all(map(_is_number, names)):
+      raise ValueError(
+          f'{path} must begin with a line of names, got the numbers'
+          f' {", ".join(names[:4])}'
+      )
     place = names.index('sequence') if 'sequence' in names else None
-    for row in rows:
+    for row in filter(None, rows):
       if len(row) != len(names):
         raise ValueError(
             f'{path}, line {rows.line_num}: there are {len(row)} entries under'
@@ -70,13 +97,37 @@ def _read_csv(path: pathlib.Path) -> dict[str, np.ndarray]:
   if not sequences:
     raise ValueError(f'{path} must hold a line of names, and lines of numbers')
   x, lengths = sequence_arrays.pad([*map(np.array, sequences.values())])
-  return {'x': x, 'lengths': lengths}
+  known = None if place is None else [*sequences]
+  return Inputs({'x': x, 'lengths': lengths}, known)
+
+
+def _is_number(text: str) -> bool:
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
+
+
+def score(inputs: Inputs, trained: trained_lib.Trained) -> dict[str, float]:
+  """Returns the metrics of a model on inputs with 'y'; see `Trained.score`.
+
+  Raises:
+    ValueError: there is no y, or the task cannot use the inputs.
+    NotImplementedError: the task has no such thing.
+  """
+  if 'y' not in inputs.arrays or trained.task.y_is_input:
+    raise ValueError(
+        '--input must be an .npz file with the answers as y, of a task that'
+        f' does not read y; got the arrays {", ".join(inputs.arrays)}'
+    )
+  return trained.score(inputs.of(trained.task), inputs.arrays['y'])
 
 
 def write(
     path: pathlib.Path | None,
     trained: trained_lib.Trained,
-    inputs: Any,
+    read_inputs: Inputs,
     proba: bool,
 ) -> None:
   """Writes answers to a file, or as CSV to the standard output.
@@ -89,7 +140,7 @@ def write(
   Args:
     path: the file, replaced as a whole; None for the standard output.
     trained: the model.
-    inputs: the result of `read`.
+    read_inputs: the result of `read`.
     proba: whether to write probabilities.
 
   Raises:
@@ -100,6 +151,7 @@ def write(
   ending = '.csv' if path is None else path.suffix.lower()
   if ending not in ('.csv', '.npz'):
     raise ValueError(f'--output must end in .csv or .npz, got {path}')
+  inputs = read_inputs.of(trained.task)
   found: dict[str, Any] = {'predictions': np.asarray(trained.predict(inputs))}
   if proba:
     found['probabilities'] = np.asarray(trained.predict_proba(inputs))
@@ -107,11 +159,14 @@ def write(
   if path is not None and ending == '.npz':
     if names:
       found['class_names'] = np.array(names)
-    with files.naming(path), path.open('wb') as file:
-      np.savez(file, **found)
+    content = io.BytesIO()
+    np.savez(content, **found)
+    files.write_atomically(path, content.getvalue())
     return
   lengths = inputs.get('lengths') if isinstance(inputs, dict) else None
   text = io.StringIO()
+  if read_inputs.names:
+    found['sequences'] = read_inputs.names
   rows = _rows(found, names, lengths, trained.task.every_step)
   csv.writer(text, lineterminator='\n').writerows(rows)
   if path is None:
@@ -140,4 +195,6 @@ def _rows(found, names, lengths, every_step: bool) -> Iterator[list[Any]]:
   for place in np.ndindex(*predictions.shape[:axes]):
     if every_step and lengths is not None and place[1] >= lengths[place[0]]:
       continue
-    yield [*place, *(entry for column in columns for entry in column[place])]
+    row, *step = place
+    row = found.get('sequences', range(row + 1))[row]
+    yield [row, *step, *(entry for c in columns for entry in c[place])]

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -108,8 +109,8 @@ def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   parser.add_argument(
       '--model_seed',
       type=int,
-      help='whose model, of a run of several seeds; the first by default, and'
-      ' all are tested',
+      help='whose model, of a run of several seeds; by default the first'
+      ' answers, and all are tested',
   )
   return parser
 
@@ -135,13 +136,14 @@ def _evaluate(words: list[str]) -> None:
       'evaluate', 'Tests the best model of each seed, or of one.'
   )
   parser.add_argument('--text', help='a file to test on in place of the data')
+  parser.add_argument('--input', help='an .npz file with y to test on')
   _add_profile(parser, 'the sources of the test')
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     path = fields.expand(parsed.run)
     config, run = run_directory.read(path)
-    if parsed.text is not None:
-      _evaluate_text(parsed, config)
+    if parsed.text is not None or parsed.input is not None:
+      _evaluate_file(parsed, config)
       return
     name = run.get('experiment', path.name)
     try:
@@ -157,17 +159,22 @@ def _evaluate(words: list[str]) -> None:
     print(trained.evaluate(found, parsed.model_seed))
 
 
-def _evaluate_text(
+def _evaluate_file(
     parsed: argparse.Namespace, config: ml_collections.ConfigDict
 ) -> None:
-  """Prints how well the best models of a run predict another text."""
-  text = text_files.read(parsed.text, '--text')
+  """Prints how well the best models of a run do on other data."""
+  if parsed.text is not None:
+    text = text_files.read(parsed.text, '--text')
+    score = lambda found: found.perplexity(text)
+  else:
+    inputs = answers.read(fields.expand(parsed.input, '--input'))
+    score = functools.partial(answers.score, inputs)
   seeds = [parsed.model_seed]
   if parsed.model_seed is None:
     seeds = [*range(config.seed, config.seed + config.num_seeds)]
   for parsed.model_seed in seeds:
-    found = _load(parsed).perplexity(text)
-    form = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.4f}'
+    found = score(_load(parsed))
+    form = lambda x: f'{x:,}' if isinstance(x, int) else f'{x:.4g}'
     numbers = (f'{name} {form(value)}' for name, value in found.items())
     print(f'seed {parsed.model_seed}: {", ".join(numbers)}')
 

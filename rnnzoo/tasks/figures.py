@@ -121,6 +121,45 @@ def plot_over_length(
   figure.savefig(path, dpi=120)
 
 
+def plot_forecasts(
+    path: pathlib.Path,
+    title: str,
+    past: np.ndarray,
+    ahead: np.ndarray,
+    quantiles: np.ndarray,
+) -> None:
+  """Draws forecasts beside what came, one panel a window.
+
+  Args:
+    path: path of the file.
+    title: title of the figure.
+    past: the context of each window, [B, C].
+    ahead: the true steps, [B, H].
+    quantiles: quantiles .05 to .95 of the forecasts, [B, H, 19].
+  """
+  figure, axes = make_figure(1, (7.0, 2.4 * len(past)), title, len(past))
+  before, steps = past.shape[1], np.arange(ahead.shape[1])
+  for (axis,), own, true, quantile in zip(
+      axes, past, ahead, quantiles, strict=True
+  ):
+    # The last step of the context joins both parts.
+    axis.plot(np.arange(-before, 0), own, 'k-', lw=1)
+    axis.plot([-1, *steps], [own[-1], *true], 'k.-', lw=1, label='true')
+    for level, color in ((0, '0.85'), (5, '0.65')):
+      axis.fill_between(
+          steps,
+          quantile[:, level],
+          quantile[:, -1 - level],
+          color=color,
+          label=f'{90 - 10 * level} %',
+      )
+    axis.plot(steps, quantile[:, 9], 'C0-', label='median')
+    axis.grid(alpha=0.3)
+  axes[0][0].legend(fontsize='small', loc='upper left')
+  axes[-1][0].set_xlabel('step, from the first that is forecast')
+  figure.savefig(path, dpi=120)
+
+
 def plot_attention(
     path: pathlib.Path,
     title: str,

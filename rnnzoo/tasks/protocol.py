@@ -169,6 +169,7 @@ class Task(abc.ABC):
     every_step: whether `predict` answers every step, [B, T, ...].
     has_stream: whether the task can answer step by step: its `predict` calls
       the model once, with inputs [B, T, ...] of any T.
+    y_is_input: whether `predict` takes an array 'y'.
   """
 
   dataset: str
@@ -178,6 +179,7 @@ class Task(abc.ABC):
   label_smoothing: float = 0.0
   every_step: bool = False
   has_stream: bool = False
+  y_is_input: bool = False
 
   @abc.abstractmethod
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:

@@ -41,12 +41,20 @@ def naming(path: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def write_atomically(path: pathlib.Path, content: str) -> None:
+def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file that is there as a whole or not at all."""
   partial = path.with_name(path.name + '.part')
-  with naming(path):
-    partial.write_text(content, encoding='utf-8')
+  if isinstance(content, str):
+    content = content.encode()
+  try:
+    partial.write_bytes(content)
     os.replace(partial, path)
+  except OSError as error:
+    with contextlib.suppress(OSError):
+      partial.unlink(missing_ok=True)
+    raise OSError(
+        error.errno, error.strerror or str(error), str(path)
+    ) from error
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

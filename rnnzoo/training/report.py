@@ -29,7 +29,7 @@ def plot_curves(
     title: names the experiment and the data set.
     histories: the epochs of each seed by the seed's name.
     quantities: numbers of training and validation: 'loss', which gets a
-      logarithmic axis, and others.
+      logarithmic axis beyond a factor of ten, and others.
   """
   count = len(quantities)
   size = 5.0 * count, 4.0 + 0.2 * len(histories)
@@ -50,7 +50,9 @@ def plot_curves(
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.set_ylabel(quantity)
     axis.grid(alpha=0.3)
-    if quantity == 'loss':
+    drawn = np.concatenate([line.get_ydata() for line in axis.lines])
+    drawn = drawn[np.isfinite(drawn)]
+    if quantity == 'loss' and drawn.size and 0 < 10 * drawn.min() < drawn.max():
       axis.set_yscale('log')
   figure.legend(
       *axes[-1].get_legend_handles_labels(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import datetime
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -375,11 +376,21 @@ def check_same(
     )
 
 
+# Fields that configs of earlier runs lack, by task, and their values there; a
+# list stands for a tuple, as in JSON.
+_NEW_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    '': {'init_from': '', 'init_exclude': '', 'optimizer.rate_factors': []},
+    'sequences': {'data.head': 'point'},
+    'text': {'data.tokens': 'characters', 'data.vocabulary_size': None},
+    'time_series': {'data.head': 'point', 'data.kind': 'classification'},
+}
+
+
 def _as_now(flat: dict[str, Any]) -> dict[str, Any]:
   """Returns the fields of a config, of an earlier run too, as they are now."""
-  if flat.get('task') != 'characters':
-    return flat
-  return {'data.tokens': 'characters', **flat, 'task': 'text'}
+  task = flat.get('task', '')
+  task = 'text' if task == 'characters' else task
+  return {**_NEW_FIELDS[''], **_NEW_FIELDS.get(task, {}), **flat, 'task': task}
 
 
 def check_data(
@@ -423,7 +434,14 @@ def read(
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
   contents = {name: _read_listed(path, run, name) for name in run['files']}
-  return ml_collections.ConfigDict(contents['config.json']), run
+  config = ml_collections.ConfigDict(contents['config.json'])
+  there = flatten(contents['config.json'])
+  for name, value in _as_now(there).items():
+    *sections, field = name.split('.')
+    section = functools.reduce(getattr, sections, config)
+    if name not in there or field == 'task':
+      section[field] = tuple(value) if isinstance(value, list) else value
+  return config, run
 
 
 def _read_listed(

@@ -326,7 +326,7 @@ class Trained:
     Raises:
       ValueError: prompts are no list of strings, or an empty one.
     """
-    if isinstance(prompts, str) or not prompts:
+    if not isinstance(prompts, list | tuple) or not prompts:
       raise ValueError(
           f'prompts must be a list of strings, got {fields.shorten(prompts)};'
           " ['The '] would work"
@@ -350,7 +350,12 @@ class Trained:
       ) from error
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    names = {'length', 'temperature', 'top_k', 'top_p'}
     for name, x in [*options.items()]:
+      if name not in names:
+        raise ValueError(
+            f'samples have no {name!r}; options are {", ".join(sorted(names))}'
+        )
       if x is None:
         del options[name]
       elif name not in known and not takes_all:

@@ -28,6 +28,7 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any, NamedTuple
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -37,6 +38,7 @@ from rnnzoo import settings
 from rnnzoo.tasks import array_inputs
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
+from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import forecaster
 from rnnzoo.tasks.series import heads
@@ -61,6 +63,8 @@ _RULES: Mapping[str, fields.Rule] = {
     'num_validation_windows': fields.integer(1, 1000),
     'num_test_windows': fields.integer(1, 1000),
 }
+# Forecasts in the figure.
+_PICTURES = 4
 _MEASURED = ('mase', 'crps', 'mae', 'mse')
 
 
@@ -87,6 +91,7 @@ class Forecasting(protocol.Task):
       which `mase` divides.
   """
 
+  y_is_input = True
   metrics = tuple(
       protocol.Metric(name, higher_is_better=False, at_test=True, form='.4g')
       for name in _MEASURED
@@ -135,6 +140,14 @@ class Forecasting(protocol.Task):
             for name in ('validation', 'test')
         },
     }
+    told = np.arange(series.y.shape[1]) < series.lengths[:, None]
+    missing = np.isnan(series.y[told]).mean()
+    print(
+        f'data: {self.dataset}: {len(last)} series of {series.lengths.min()} to'
+        f' {series.lengths.max()} steps, {missing:.1%} of them missing,'
+        f' {series.x.shape[2]} column(s) of x',
+        flush=True,
+    )
     errors: Any = self.splits['test']
     if np.isnan(errors['naive_error']).any():
       print(
@@ -294,13 +307,32 @@ class Forecasting(protocol.Task):
 
   def report(self, results, best_model) -> protocol.Report:
     """Returns the coverage, and the metrics of naive forecasts."""
-    del best_model
     tests = [result['test'] for result in results]
-    names = {'naive', 'seasonal_naive'} & set(tests[0])
-    return protocol.Report(
-        {'coverage_80': [test['coverage_80'] for test in tests]}
-        | {name: tests[0][name] for name in sorted(names)}
-    )
+    numbers = {
+        'coverage_80': float(np.mean([t['coverage_80'] for t in tests]))
+    } | {
+        f'{name}_mase': tests[0][name]['mase']
+        for name in ('naive', 'seasonal_naive')
+        if name in tests[0]
+    }
+    test: Any = self.splits['test']
+    windows = {name: x[:_PICTURES] for name, x in test.items()}
+    seed = results[0]['seed']
+    past, ahead = np.split(windows['y'], [self._data.context], axis=1)
+    found = nnx.jit(
+        lambda model: self.distribution(model, {'y': past, 'x': windows['x']})
+    )(best_model(seed))
+
+    def draw(path, title):
+      figures.plot_forecasts(
+          path,
+          f'{title}, test, seed {seed}',
+          past,
+          ahead,
+          np.asarray(found.quantiles),
+      )
+
+    return protocol.Report(numbers, {'forecasts.png': draw})
 
   def check_inputs(self, inputs: Any) -> dict[str, np.ndarray]:
     """Returns inputs of `predict` as windows, 'y' [B, C] and 'x' [B, C + H, F].
@@ -315,6 +347,11 @@ class Forecasting(protocol.Task):
       ValueError: the inputs are anything else.
     """
     given = inputs if isinstance(inputs, Mapping) else {'y': inputs}
+    if 'lengths' in given:
+      raise ValueError(
+          "inputs of forecasts have no 'lengths'; give y [B, T] with NaN before"
+          ' a series that is shorter'
+      )
     if others := sorted(set(given) - {'y', 'x', 'start'}):
       raise ValueError(
           "inputs must have no keys but 'y', 'x' and 'start'; got"
@@ -327,7 +364,12 @@ class Forecasting(protocol.Task):
     x = given.get('x')
     horizon, context = self._data.horizon, self._data.context
     shape = count, steps + horizon, len(self._scales[0])
-    x = np.zeros(shape) if x is None and not shape[2] else x
+    if x is None and shape[2]:
+      raise ValueError(
+          "inputs must have x, which the model was trained with; {'y': y, 'x':"
+          f' x}} would work, with x {list(shape)}, of the horizon, too'
+      )
+    x = np.zeros(shape) if x is None else x
     x = _values(x, 'x', 3)
     if x.shape != shape:
       raise ValueError(

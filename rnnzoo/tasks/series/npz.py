@@ -91,7 +91,7 @@ def parse(
   """
   _check_names(list(arrays), name)
   steps = 'x' if 'x' in arrays else 'steps'
-  read_steps = _padded_x if steps == 'x' else _concatenated_x
+  read_steps = _padded_x if steps == 'x' else concatenated_x
   x, lengths = read_steps(arrays, name)
   y = _answers(arrays, form, x.shape[:2], lengths, name)
   x = checked(x, lengths, form.missing, f'{name}: {steps}')
@@ -270,8 +270,12 @@ def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   return x, _lengths(lengths, x.shape[1], name)
 
 
-def _concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (x [N, T, F], lengths [N]) of steps [total, F]."""
+def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (x [N, T, F], lengths [N]) of 'steps' [total, F] and 'lengths'.
+
+  Raises:
+    ValueError: they do not fit together; `name` is the file's.
+  """
   steps = _with_columns(arrays['steps'], ('total',), f'{name}: steps')
   if 'lengths' not in arrays:
     raise ValueError(f'{name}: steps need lengths, int [N]')
