@@ -31,7 +31,8 @@ class VerificationTest(absltest.TestCase):
     path = rnnzoo.AssociativeScan(max_iterations=2**31 - 1)
     found = rnnzoo.verify(layer, X, implementation=path)
     self.assertTrue(found.fell_back)
-    self.assertIsNone(found.least_iterations)
+    # Parts of time are exact after enough of it, but nothing is gained.
+    self.assertGreater(found.in_turn, X.shape[1])
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
 

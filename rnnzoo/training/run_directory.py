@@ -348,14 +348,15 @@ def check_same(
     ValueError: config or data set differ; the message says where.
     RunFileError: a file is damaged.
   """
-  there = _as_now(flatten(files.read_json(path / 'config.json', dict)))
+  stored = flatten(files.read_json(path / 'config.json', dict))
+  there = _as_now(stored)
   here = _as_now(flatten(as_json(config)))
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
   is_fixed = here.get('optimizer.schedule') == 'cosine'
-  if mode == 'train' and not is_fixed:
+  if mode == 'train' and not is_fixed and 'init_from' in stored:
     ignored.add('num_epochs')
   if mode == 'evaluate':
     ignored.update(of_tests(here['task']))
@@ -366,6 +367,8 @@ def check_same(
     )
     if is_fixed and 'num_epochs' in text:
       text += "; by schedule 'cosine' the rate of every step depends on it"
+    elif 'num_epochs' in text:
+      text += '; checkpoints of an earlier rnnzoo are of one number'
     if mode != 'train':
       remedy = (
           'pass the flags that it was trained with, or take its own config, by'
@@ -434,14 +437,23 @@ def read(
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
   contents = {name: _read_listed(path, run, name) for name in run['files']}
-  config = ml_collections.ConfigDict(contents['config.json'])
+  config = ml_collections.ConfigDict(_with_tuples(contents['config.json']))
   there = flatten(contents['config.json'])
   for name, value in _as_now(there).items():
     *sections, field = name.split('.')
-    section = functools.reduce(getattr, sections, config)
-    if name not in there or field == 'task':
-      section[field] = tuple(value) if isinstance(value, list) else value
+    section = functools.reduce(
+        lambda part, key: part.get(key), sections, config
+    )
+    if section is not None and (name not in there or field == 'task'):
+      section[field] = _with_tuples(value)
   return config, run
+
+
+def _with_tuples(tree: Any) -> Any:
+  """Returns a config's content with tuples, which JSON has as lists."""
+  if isinstance(tree, Mapping):
+    return {name: _with_tuples(value) for name, value in tree.items()}
+  return tuple(map(_with_tuples, tree)) if isinstance(tree, list) else tree
 
 
 def _read_listed(

@@ -103,7 +103,11 @@ class ForecastingTest(parameterized.TestCase):
     np.testing.assert_array_equal(test['y'][0], arrays['y'][0, 31:])
     np.testing.assert_array_equal(test['y'][3], arrays['y'][1, 19:28])
     np.testing.assert_array_equal(validation['y'][1], arrays['y'][1, 16:25])
-    np.testing.assert_allclose(test['x'][0, :, 0], arrays['x'][0, 31:, 0])
+    # In units of the steps that train: each series less three horizons.
+    x = arrays['x'][..., 0]
+    seen = np.append(x[0, :28], x[1, :19])
+    by_hand = (x[0, 31:] - seen.mean()) / seen.std()
+    np.testing.assert_allclose(test['x'][0, :, 0], by_hand, rtol=1e-4)
     angle = 2 * np.pi * np.arange(31, 40) / 4
     np.testing.assert_allclose(test['x'][0, :, 1], np.sin(angle), atol=1e-6)
     # By a season of four the first grows by 4, and the second repeats.
@@ -182,7 +186,9 @@ class ForecastingTest(parameterized.TestCase):
     made, (_, arrays) = task(), series()
     y, x = arrays['y'][:, :5], arrays['x'][:, :8]
     for inputs, message in (
-        (y, r'x must be numbers \[B, T'),
+        (y, r'must have x, which .* \[2, 8, 1\], of the horizon'),
+        ({'y': np.ma.array(y), 'x': x}, 'no mask of numpy'),
+        ({'y': y, 'x': x, 'lengths': [5, 5]}, "have no 'lengths'"),
         ({'y': y, 'x': x[:, :7]}, r'here \[2, 8, 1\]; its'),
         ({'y': y[0], 'x': x}, r'y must be numbers \[B, T\]'),
         ({'y': y * np.nan, 'x': x}, 'a known step in each row'),
