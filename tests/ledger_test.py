@@ -12,25 +12,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (39580, 169),
+    'rnnzoo': (42480, 178),
     'rnnzoo/benchmark': (3655, 17),
     'rnnzoo/cells': (1855, 12),
-    'rnnzoo/command': (770, 4),
+    'rnnzoo/command': (1235, 5),
     'rnnzoo/convert': (2110, 10),
     'rnnzoo/doors': (700, 3),
     'rnnzoo/engines': (7760, 29),
     'rnnzoo/inspect': (650, 3),
-    'rnnzoo/layers': (3375, 11),
-    'rnnzoo/models': (1450, 5),
-    'rnnzoo/tasks': (9820, 48),
-    'rnnzoo/training': (5440, 20),
+    'rnnzoo/layers': (3410, 12),
+    'rnnzoo/models': (1465, 5),
+    'rnnzoo/tasks': (11455, 53),
+    'rnnzoo/training': (6195, 22),
     'pallas_kernels': (16050, 61),
     'pallas_kernels/dense': (5350, 15),
     'pallas_kernels/mosaic': (2100, 13),
     'pallas_kernels/streaming': (2400, 8),
     'pallas_kernels/tiled': (4490, 16),
-    'tests': (35780, 168),
-    'benchmarks': (2210, 11),
+    'tests': (36925, 172),
+    'benchmarks': (2245, 11),
 }
 
 # The most lines of a file, and files that are still longer.

@@ -31,7 +31,7 @@ them:
   checkpointing   the state that a killed run goes on from
   records         progress, events, seconds and samples of each epoch
   report          results of seeds, the final report, curves
-  trained         the trained model of a run
+  trained         the trained model of a run; streams: its answers step by step
   files           the files of a run directory: written whole, read with care
   profile         where the time of a step goes
 """
@@ -44,6 +44,7 @@ from rnnzoo.training.experiment import Experiment
 from rnnzoo.training.experiment import prepare
 from rnnzoo.training.files import RunFileError
 from rnnzoo.training.loop import train_and_evaluate
+from rnnzoo.training.streams import Stream
 from rnnzoo.training.trained import best_model
 from rnnzoo.training.trained import load
 from rnnzoo.training.trained import Trained
@@ -51,6 +52,7 @@ from rnnzoo.training.trained import Trained
 __all__ = (
     'Experiment',
     'RunFileError',
+    'Stream',
     'Trained',
     'best_model',
     'load',

@@ -95,7 +95,7 @@ class Experiment(NamedTuple):
   schedule: optax.Schedule
   plateau: optax.GradientTransformationExtraArgs | None
   steps_per_epoch: int
-  taken: Mapping[int, warm_start.Taken]
+  taken: Mapping[int, Any]
 
 
 @promotion.of_dtypes
