@@ -74,6 +74,8 @@ _DATA_RULES: Mapping[str, fields.Rule] = {
     'tokens': fields.one_of(tokens_lib.KINDS),
     'vocabulary_size': fields.integer(256, 10**7, optional=True),
 }
+# Configs of the task's earlier name, 'characters', lack all others.
+_OLD_FIELDS = set(_DATA_RULES) - {'tokens', 'vocabulary_size'}
 _MODEL_RULES: Mapping[str, fields.Rule] = {
     'conv_width': fields.integer(0, 1000),
     'mlp': fields.one_of(language_model.MLPS, optional=True),
@@ -112,7 +114,9 @@ class Text(protocol.Task):
     data, context = config.data, config.data.context
     self.batch_size = config.batch_size
     self.dataset, texts = _read_parts(data, self._kind)
-    self.tokens = tokens_lib.make(self._kind, texts, data.vocabulary_size)
+    self.tokens = tokens_lib.make(
+        self._kind, texts, data.get('vocabulary_size')
+    )
     train, validation, test = parts = list(map(self.tokens.encode, texts))
     sizes = list(map(len, parts))
     if sizes[0] <= context or min(sizes) < 2 or max(sizes) > MAX_TOKENS:
@@ -136,8 +140,9 @@ class Text(protocol.Task):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     data = config.data
-    fields.check(data, _DATA_RULES, 'config.data')
-    self._kind = data.tokens
+    given = {n: r for n, r in _DATA_RULES.items() if n in {*data, *_OLD_FIELDS}}
+    fields.check(data, given, 'config.data')
+    self._kind = data.get('tokens', 'characters')
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
     if self._kind in tokens_lib.SUBWORDS:
