@@ -3,7 +3,8 @@
 Source: the baseline of many papers on forecasts.
 
 Published: nothing on these data.
-Measured: not yet.
+Measured: MASE 0.3990 +- 0.0547 (3 seeds, cpu, commit a771d6c3).
+A season before: MASE 1.5709.
 
   python train.py --config=configs/seq2seq_airline.py
 """

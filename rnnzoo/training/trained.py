@@ -202,12 +202,11 @@ class Trained:
       )
     model: Any = self.model
     model.initial_carry((1,))  # Or it says why not.
+    state = nnx.state(model)
 
     def step(carry, reset, x):
       name, inputs = _METHODS[answers], self._checked(x)
-      carry, raw = self._compiled_step(
-          name, nnx.state(self.model), carry, reset, inputs
-      )
+      carry, raw = self._compiled_step(name, state, carry, reset, inputs)
       return carry, self._finished(answers, raw)
 
     return streams.Stream(step)
