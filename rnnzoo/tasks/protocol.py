@@ -374,7 +374,10 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the task reads no text; the message says so.
     """
-    raise NotImplementedError(f'{self._name()} reads no text to predict from')
+    raise NotImplementedError(
+        f'{self._name()} reads no text to predict from; rnnzoo predict RUN'
+        ' --input=FILE reads arrays'
+    )
 
   def sample(
       self,
