@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (42485, 178),
+    'rnnzoo': (42490, 178),
     'rnnzoo/benchmark': (3655, 17),
     'rnnzoo/cells': (1855, 12),
     'rnnzoo/command': (1235, 5),
