@@ -210,6 +210,14 @@ class ForecastingTest(parameterized.TestCase):
       with contextlib.redirect_stdout(io.StringIO()):
         with self.assertRaisesRegex(ValueError, message):
           forecasting.Forecasting(config(path=str(path)))
+    y = np.where(np.arange(40) < 37, arrays['y'], np.nan)
+    y[1] = 1.0  # Nothing to divide by.
+    np.savez(path, y=y)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      made = forecasting.Forecasting(config(path=str(path)))
+    self.assertIn('1 of 2 windows have no known', printed.getvalue())
+    self.assertIn('mase leaves them out', printed.getvalue())
+    self.assertEqual(made.splits['test']['y'].shape, (1, 9))
     with self.assertRaisesRegex(ValueError, 'must be an .npz file with y'):
       forecasting.Forecasting(config())
 

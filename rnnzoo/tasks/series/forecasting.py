@@ -221,6 +221,12 @@ class Forecasting(protocol.Task):
     known &= ~np.isnan(y[:, self._data.context :]).all(1)
     if not known.any():
       raise ValueError(f'{self.dataset}: no window has known steps')
+    if not known.all():
+      print(
+          f'WARNING: data: {np.sum(~known)} of {len(known)} windows have no'
+          ' known step before or behind their origin, and are left out',
+          flush=True,
+      )
     return {'y': y[known], 'x': x[known], 'naive_error': errors[known]}
 
   def _naive_error(self, y: np.ndarray, ends: np.ndarray) -> np.ndarray:
