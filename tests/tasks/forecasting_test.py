@@ -218,6 +218,8 @@ class ForecastingTest(parameterized.TestCase):
     self.assertIn('1 of 2 windows have no known', printed.getvalue())
     self.assertIn('mase leaves them out', printed.getvalue())
     self.assertEqual(made.splits['test']['y'].shape, (1, 9))
+    found = made.check_inputs(y[1:, :4])  # There is no x; the season is one.
+    self.assertEqual((found['y'].shape, found['x'].shape), ((1, 6), (1, 9, 2)))
     with self.assertRaisesRegex(ValueError, 'must be an .npz file with y'):
       forecasting.Forecasting(config())
 

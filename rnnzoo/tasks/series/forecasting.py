@@ -375,8 +375,7 @@ class Forecasting(protocol.Task):
           "inputs must have x, which the model was trained with; {'y': y, 'x':"
           f' x}} would work, with x {list(shape)}, of the horizon, too'
       )
-    x = np.zeros(shape) if x is None else x
-    x = _values(x, 'x', 3)
+    x = np.zeros(shape) if x is None else _values(x, 'x', 3)
     if x.shape != shape:
       raise ValueError(
           f'x must have the shape [B, T + H, F], here {list(shape)}; its shape'
