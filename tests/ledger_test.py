@@ -22,7 +22,7 @@ PLACES = {
     'rnnzoo/inspect': (650, 3),
     'rnnzoo/layers': (3410, 12),
     'rnnzoo/models': (1465, 5),
-    'rnnzoo/tasks': (11465, 53),
+    'rnnzoo/tasks': (11470, 53),
     'rnnzoo/training': (6195, 22),
     'pallas_kernels': (16050, 61),
     'pallas_kernels/dense': (5350, 15),
