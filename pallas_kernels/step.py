@@ -92,16 +92,22 @@ def _add(row: Sequence[Array], bias: Sequence[Array]) -> tuple[Array, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Coefficients:
-  """(theta, input gates) -> (a, b) of a linear cell."""
+  """(theta, input gates) -> (A, b) of a linear cell, with b a tuple.
+
+  Where the cell reads starts, they come as one array behind the input gates.
+  """
 
   cell: Any
   rows: Rows
 
   def __call__(self, theta, row):
     params, bias, _ = self.rows.unpack(theta)
-    a, b = self.cell.coefficients(params, _add(row, bias))
-    # One may be free of the input, a learned decay for instance.
-    return tuple(jnp.broadcast_to(x, row[0].shape) for x in (a, b))
+    gates = self.cell.input_gates
+    inputs = _add(row[:gates], bias) + tuple(row[gates:])
+    a, b = self.cell.coefficients(params, inputs)
+    b = b if isinstance(b, tuple) else (b,)
+    # One may be a number, or free of the input, a learned decay for instance.
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, row[0].shape), (a, b))
 
 
 @dataclasses.dataclass(frozen=True)

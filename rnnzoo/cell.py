@@ -37,6 +37,8 @@ import jax
 from jax import export
 from jax import tree_util
 
+from pallas_kernels import linear_maps
+
 Array = jax.Array
 
 # One array [..., F] for each gate, in the order that the cell documents.
@@ -143,27 +145,40 @@ class TwoStageCell(Cell):
 
 
 class LinearCell(Cell):
-  """A cell that is affine in its memory: h' = a h + b, with (a, b) free of h.
+  """A cell that is affine in its memory: h' = A h + b, with (A, b) free of h.
 
   Such a cell has no recurrent gates, and time can be computed in parallel. Its
   output is the memory h itself: a readout such as o * tanh(h) belongs in a
   layer above. `update` follows from `coefficients`: cells leave it as it is.
+
+  h is one array, or, with two `carry_names`, two numbers a feature: the parts
+  of a complex number, or a position and its velocity. A is then a complex
+  number (re, im), or a matrix ((p, q), (r, s)); b is a pair.
+
+  Where A does not depend on the input gates, it may have the shape of the
+  parameters, [F]: then no path stores it for every step.
+
+  Attributes:
+    reads_starts: whether `x_gates` has one array more, [..., 1], behind the
+      input gates: 1 in steps that start a sequence (a reset, or a first step
+      without a given carry), else 0.
   """
 
   recurrent_gates = 0
   carry_names = ('h',)
+  reads_starts: ClassVar[bool] = False
 
   @abc.abstractmethod
-  def coefficients(self, params: Params, x_gates: Gates) -> tuple[Array, Array]:
-    """Returns (a, b), each [..., F]."""
+  def coefficients(self, params: Params, x_gates: Gates) -> tuple[Any, Any]:
+    """Returns (a, b): arrays [..., F], or with two carries a pair each."""
 
   def update(
       self, params: Params, x_gates: Gates, h_gates: Gates, carry: Carry
   ) -> Carry:
     del h_gates
-    (h,) = carry
     a, b = self.coefficients(params, x_gates)
-    return (a * h + b,)
+    b = b if isinstance(b, tuple) else (b,)
+    return linear_maps.add(linear_maps.times(a, carry), b)
 
 
 # Carries that say their order: named tuples, one class for each cell.

@@ -124,11 +124,11 @@ def _check_static(cell: cell_lib.Cell) -> None:
         f' {cell.carry_type!r} with the fields {fields}.'
     )
   if isinstance(cell, cell_lib.LinearCell):
-    if cell.recurrent_gates or len(cell.carry_names) != 1:
+    if cell.recurrent_gates or len(cell.carry_names) > 2:
       raise ValueError(
-          f'{name} is a LinearCell, which has no recurrent gates and one carry;'
-          f' got recurrent_gates = {cell.recurrent_gates} and carry_names ='
-          f' {cell.carry_names}.'
+          f'{name} is a LinearCell, which has no recurrent gates and one carry'
+          f' or two; got recurrent_gates = {cell.recurrent_gates} and'
+          f' carry_names = {cell.carry_names}.'
       )
     if type(cell).update is not cell_lib.LinearCell.update:
       raise ValueError(
@@ -194,6 +194,9 @@ def _check_equations(
     )
     _check_shape(cell, 'operand', 'the operand', operand, broadcast=False)
   if isinstance(cell, cell_lib.LinearCell):
+    if cell.reads_starts:
+      starts = jax.ShapeDtypeStruct((_BATCH, 1), jnp.float32)
+      x_gates = (*x_gates, starts)
     outputs = _trace(
         cell,
         'coefficients',
@@ -202,8 +205,7 @@ def _check_equations(
         ('a', 'b'),
         allowed,
     )
-    for label, output in zip('ab', outputs, strict=True):
-      _check_shape(cell, 'coefficients', label, output, broadcast=True)
+    _check_coefficients(cell, *outputs)
   given = (
       f'{len(x_gates)} input gates, {len(h_gates)} recurrent gates and'
       f' {len(carry)} carries'
@@ -213,6 +215,29 @@ def _check_equations(
   outputs = _trace(cell, 'update', arguments, given, names, allowed)
   for label, output in zip(names, outputs, strict=True):
     _check_shape(cell, 'update', label, output, broadcast=False)
+
+
+def _check_coefficients(cell: cell_lib.LinearCell, a: Any, b: Any) -> None:
+  """Raises ValueError unless (a, b) have a form that fits the carries."""
+  forms, wanted = ((1, 1),), 'an array for a and one for b'
+  if len(cell.carry_names) == 2:
+    forms = (2, 2), ((2, 2), 2)
+    wanted = 'pairs (re, im) for a and b, or a = ((p, q), (r, s)) and a pair b'
+  form = lambda x: len(x) if isinstance(x, tuple) else 1
+  form_of_a = tuple(map(form, a)) if isinstance(a, tuple) else ()
+  got = form_of_a if any(n > 1 for n in form_of_a) else form(a)
+  if (got, form(b)) not in forms:
+    raise ValueError(
+        f'{type(cell).__name__}.coefficients must return {wanted} for the'
+        f' carries {cell.carry_names}, got {_structure(a)} and {_structure(b)}.'
+    )
+  for label, tree in (('a', a), ('b', b)):
+    for output in jax.tree.leaves(tree):
+      _check_shape(cell, 'coefficients', label, output, broadcast=True)
+
+
+def _structure(tree: Any) -> str:
+  return str(jax.tree.map(lambda x: 'array', tree)).replace("'", '')
 
 
 def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):

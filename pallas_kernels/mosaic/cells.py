@@ -216,8 +216,12 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
     inner = eqn.params.get('jaxpr')
     if inner is not None:
       return _run_rows(inner.jaxpr, inner.consts, inputs, count)
-    rows = zip(*inputs, strict=True)
-    found = [eqn.primitive.bind(*row, **eqn.params) for row in rows]
+    rows = list(zip(*inputs, strict=True))
+    if all(x is y for row in rows for x, y in zip(row, rows[0], strict=True)):
+      # It does not depend on the row.
+      found = [eqn.primitive.bind(*rows[0], **eqn.params)] * count
+    else:
+      found = [eqn.primitive.bind(*row, **eqn.params) for row in rows]
     if eqn.primitive.multiple_results:
       return [list(column) for column in zip(*found, strict=True)]
     return [found]

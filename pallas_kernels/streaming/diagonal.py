@@ -54,7 +54,7 @@ def forward(
   def body(loop, theta, carry, restart):
     theta = loop.theta(theta)
     if plan.has_flags:
-      restart = _read(loop.walk, restart, states)
+      restart = loop.read(restart, states)
     loop.inputs.prefetch()
 
     def wave(k, carry):
@@ -68,8 +68,8 @@ def forward(
         out.append(carry[:outputs])
       return carry, out
 
-    last = loop.run(wave, _read(loop.walk, carry, states))
-    _write(loop.walk, loop.others[0], last)
+    last = loop.run(wave, loop.read(carry, states))
+    loop.write(loop.others[0], last)
 
   carries, (last,) = kernel_call.run(
       plan,
@@ -82,16 +82,6 @@ def forward(
       (jax.ShapeDtypeStruct(operands.carry.shape, jnp.float32),),
   )
   return carries, last
-
-
-def _read(walk: blocks.Walk, ref: Any, states: int) -> tuple[Array, ...]:
-  """Returns a carry [S, B, Fp] in registers."""
-  return tuple(walk.read(ref, i, walk.batch) for i in range(states))
-
-
-def _write(walk: blocks.Walk, ref: Any, carry: Sequence[Array]) -> None:
-  for i, value in enumerate(carry):
-    ref[i, walk.batch, walk.features] = value
 
 
 # The adjoint of `diagonal`, backwards in time.
@@ -143,9 +133,9 @@ def _adjoint(
   accuracy = kernel_call.accuracy(plan)
   walk, inputs = loop.walk, loop.inputs
   theta = loop.theta(theta)
-  first = _read(walk, carry, states)
+  first = loop.read(carry, states)
   if plan.has_flags:
-    restart = _read(walk, restart, states)
+    restart = loop.read(restart, states)
   inputs.prefetch()
   first_time = walk.layout.time - 1 if plan.reverse else 0
   zeros = (0.0,) * states
@@ -185,13 +175,13 @@ def _adjoint(
       out.append(d_row)
     return (d_carry, d_theta, d_restart), out
 
-  d_carry = _read(walk, d_last, states)
+  d_carry = loop.read(d_last, states)
   zero = blocks.zeros()
   d_theta = tuple(zero for _ in theta)
   d_restart = (zero,) * states if plan.has_flags else ()
   d_carry, d_theta, d_restart = loop.run(wave, (d_carry, d_theta, d_restart))
   d_carry_ref, d_theta_ref, d_restart_ref = loop.others
-  _write(walk, d_carry_ref, d_carry)
+  loop.write(d_carry_ref, d_carry)
   for i, value in enumerate(d_theta):
     d_theta_ref[walk.batch, i, walk.features] = value
-  _write(walk, d_restart_ref, d_restart)
+  loop.write(d_restart_ref, d_restart)

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from pallas_kernels import linear_maps
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
@@ -24,6 +25,7 @@ from pallas_kernels.streaming import blocks
 from pallas_kernels.streaming import kernel_call
 
 Array = jax.Array
+Vector = linear_maps.Vector
 Ref = Any
 
 
@@ -37,14 +39,14 @@ class Alone:
   def __init__(self, inputs: blocks.Inputs):
     self.inputs, self.walk = inputs, inputs.walk
 
-  def begin(self, h: Array) -> None:
+  def begin(self, h: Vector) -> None:
     """Takes h before the first block."""
 
   def arrive(self, wave) -> None:
     """Waits for the inputs of this warpgroup's block."""
     self.inputs.wait(wave)
 
-  def before(self, wave, h: Array) -> Array:
+  def before(self, wave, h: Vector) -> Vector:
     """Returns h before this warpgroup's block.
 
     Args:
@@ -53,7 +55,7 @@ class Alone:
     """
     return h
 
-  def after(self, h: Array) -> Array:
+  def after(self, h: Vector) -> Vector:
     """Takes h after this warpgroup's block; returns h to keep."""
     return h
 
@@ -72,44 +74,48 @@ class Turns(Alone):
 
   Args:
     inputs: ring buffers of this warpgroup's blocks.
+    states: number of arrays of h.
     places: h for each warpgroup, in shared memory.
     turns: an mbarrier for each place.
   """
 
-  def __init__(self, inputs: blocks.Inputs, places: Ref, turns: Ref):
+  def __init__(
+      self, inputs: blocks.Inputs, states: int, places: Ref, turns: Ref
+  ):
     super().__init__(inputs)
-    self.places, self.turns = places, turns
+    self.states, self.places, self.turns = states, places, turns
 
-  def begin(self, h: Array) -> None:
+  def begin(self, h: Vector) -> None:
     last = self.walk.config.warpgroups - 1
     pl.when(self.walk.warpgroup == last)(lambda: self._hand_on(h))
 
-  def before(self, wave, h: Array) -> Array:
+  def before(self, wave, h: Vector) -> Vector:
     own = self.walk.warpgroup
     plgpu.barrier_wait(self.turns.at[own])
-    return self.places[own]
+    return tuple(self.places[own, i] for i in range(self.states))
 
   def end(self) -> None:
     wait = lambda: plgpu.barrier_wait(self.turns.at[0])
     pl.when(self.walk.warpgroup == 0)(wait)
 
-  def after(self, h: Array) -> Array:
+  def after(self, h: Vector) -> Vector:
     self._hand_on(h)
     return h
 
-  def _hand_on(self, h: Array) -> None:
+  def _hand_on(self, h: Vector) -> None:
     count = jnp.int32(self.walk.config.warpgroups)
     following = lax.rem(self.walk.warpgroup + 1, count)
-    self.places[following] = h
+    for i, value in enumerate(h):
+      self.places[following, i] = value
     plgpu.barrier_arrive(self.turns.at[following])
 
 
-def types(config: blocks.Config) -> list:
+def types(config: blocks.Config, states: int) -> list:
   """Returns the scratch of `Turns`, none for one warpgroup."""
   if config.warpgroups == 1:
     return []
   return [
-      plgpu.SMEM((config.warpgroups, blocks.LANES), jnp.float32),
+      plgpu.SMEM((config.warpgroups, states, blocks.LANES), jnp.float32),
       plgpu.Barrier(num_barriers=config.warpgroups),
   ]
 
@@ -137,51 +143,85 @@ class MapRing(mailbox.MailboxRing):
 
   Args:
     walk: walk over time.
+    like: an affine map, of which only the form is read.
     ref: an array in device memory, of `MapRing.shape`.
   """
 
   slots = 32
   steps_between_fences = 8
 
-  def __init__(self, walk: blocks.Walk, ref: Ref):
+  def __init__(self, walk: blocks.Walk, like: Any, ref: Ref):
     self.walk, self.ref = walk, ref
-    self.pairs = walk.config.segments // 2
+    leaves, self.form = jax.tree.flatten(like)
+    self.numbers, self.words = len(leaves), words(len(leaves))
     self.lane = ptx.thread() + walk.features.start
 
   @staticmethod
-  def shape(plan: Plan) -> tuple[int, ...]:
-    """Returns the shape of the array: two maps (A, B) side by side."""
-    layout = plan.layout
-    pairs = plan.config.segments // 2
-    return MapRing.slots, layout.batch, pairs, layout.padded, 2, 2
+  def shape(plan: Plan, like: Any) -> tuple[int, ...]:
+    """Returns the shape of the array: maps side by side, 16 bytes or more."""
+    layout, size = plan.layout, words(len(jax.tree.leaves(like)))
+    groups = plan.config.segments * size // max(size, 4)
+    return MapRing.slots, layout.batch, groups, layout.padded, max(size, 4)
 
-  def _place(self, wave, pair):
-    """Returns where the maps of two segments lie."""
-    layout = self.walk.layout
+  def _place(self, wave, group):
+    """Returns where a group of words lies: two maps of two words, or one map.
+
+    Args:
+      wave: index of the wave.
+      group: index of the group among those of all segments.
+    """
+    layout, width = self.walk.layout, max(self.words, 4)
+    groups = self.walk.config.segments * self.words // width
     row = self.slot(jnp.int32(wave))
     row = row * layout.batch + self.walk.batch
-    row = row * self.pairs + pair
-    return (row * layout.padded + self.lane) * 4
+    row = row * groups + group
+    return (row * layout.padded + self.lane) * width
 
   def places(self, wave):
     """Returns the places of all maps of a wave, for `mailbox.poll`."""
-    return [(self.ref, self._place(wave, pair)) for pair in range(self.pairs)]
+    width = max(self.words, 4)
+    groups = self.walk.config.segments * self.words // width
+    return [
+        (self.ref, self._place(wave, group) + offset)
+        for group in range(groups)
+        for offset in range(0, width, 4)
+    ]
 
-  def publish(self, wave, words):
-    """Publishes the two words of this CTA's map."""
+  def maps(self, found: Sequence[Array]) -> list[affine_maps.Map]:
+    """Returns the maps of all segments, given the words of their places."""
+    values = [instructions.as_float(word) for word in found]
+    starts = range(0, len(values), self.words)
+    return [
+        jax.tree.unflatten(self.form, values[i : i + self.numbers])
+        for i in starts
+    ]
+
+  def publish(self, wave, found: Sequence[Array]):
+    """Publishes the words of this CTA's map."""
     segment = self.walk.segment
-    at = self._place(wave, segment >> 1) + 2 * (segment & 1)
-    mailbox.publish_pair(self.ref, at, words)
+    if self.words == 2:
+      at = self._place(wave, segment >> 1) + 2 * (segment & 1)
+    else:
+      at = self._place(wave, segment)
+    found = [*found, *found[: self.words - self.numbers]]
+    for i in range(0, self.words, 2):
+      mailbox.publish_pair(self.ref, at + i, found[i : i + 2])
 
   def retire(self, wave):
     """Empties the place of this CTA's map; none before the first wave."""
     empty = mailbox.sentinel()
-    pl.when(wave >= 0)(lambda: self.publish(wave, (empty, empty)))
+    empty = [empty] * self.numbers
+    pl.when(wave >= 0)(lambda: self.publish(wave, empty))
 
   def clear(self) -> None:
-    empty = mailbox.sentinel()
+    empty = [mailbox.sentinel()] * self.numbers
     for slot in range(self.slots):
-      self.publish(jnp.int32(slot), (empty, empty))
+      self.publish(jnp.int32(slot), empty)
+
+
+def words(numbers: int) -> int:
+  """Returns the words that a map of so many numbers takes: 2, 4 or 8."""
+  return 1 << (numbers - 1).bit_length()
 
 
 # The life of a slot, by waves, with a = `ahead`:
@@ -195,15 +235,21 @@ class MapRing(mailbox.MailboxRing):
 MOST_AHEAD = (MapRing.slots - 2 * MapRing.steps_between_fences - 1) // 2
 
 
-def mailboxes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
-  """Returns the array in device memory for a `Relay`, none for one segment."""
+def mailboxes(plan: Plan, like: Any) -> list[jax.ShapeDtypeStruct]:
+  """Returns the array in device memory for a `Relay`, none for one segment.
+
+  Args:
+    plan: the kernel's plan.
+    like: an affine map, of which only the form is read.
+  """
   if plan.config.segments == 1:
     return []
-  return [jax.ShapeDtypeStruct(MapRing.shape(plan), jnp.float32)]
+  return [jax.ShapeDtypeStruct(MapRing.shape(plan, like), jnp.float32)]
 
 
 def handoff(
     inputs: blocks.Inputs,
+    like: Any,
     find: Callable[..., Any],
     scratch: Sequence[Ref],
     mailboxes: Sequence[Ref],
@@ -212,6 +258,7 @@ def handoff(
 
   Args:
     inputs: ring buffers of this warpgroup's blocks.
+    like: an affine map, of which only the form is read.
     find: wave -> the map of each step in this warpgroup's block, once its
       inputs are there.
     scratch: memory of warpgroups, as `types` lists it.
@@ -219,9 +266,9 @@ def handoff(
   """
   config = inputs.walk.config
   if config.segments > 1:
-    return Relay(inputs, find, *mailboxes)
+    return Relay(inputs, like, find, *mailboxes)
   if config.warpgroups > 1:
-    return Turns(inputs, *scratch)
+    return Turns(inputs, len(like[1]), *scratch)
   return Alone(inputs)
 
 
@@ -230,17 +277,24 @@ class Relay(Alone):
 
   Args:
     inputs: ring buffers of this CTA's blocks.
+    like: an affine map, of which only the form is read.
     find: wave -> the map of each step in this CTA's block.
     ref: the mailbox.
   """
 
-  def __init__(self, inputs: blocks.Inputs, find: Callable[..., Any], ref: Ref):
+  def __init__(
+      self,
+      inputs: blocks.Inputs,
+      like: Any,
+      find: Callable[..., Any],
+      ref: Ref,
+  ):
     super().__init__(inputs)
     self.find, walk = find, inputs.walk
     self.ahead, self.count = walk.config.ahead, walk.config.segments
     if self.ahead > MOST_AHEAD:
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
-    self.maps = MapRing(walk, ref)
+    self.maps = MapRing(walk, like, ref)
     layout = walk.layout
     tiles = layout.batch * layout.padded // blocks.LANES
     mailbox.open_all([self.maps], tiles * self.count, 1)
@@ -249,8 +303,8 @@ class Relay(Alone):
   def _publish(self, wave):
     """Publishes the map of this CTA's block, once its inputs are there."""
     self.inputs.wait(wave)
-    total = affine_maps.compose(self.find(wave))
-    self.maps.publish(wave, [mailbox.without_sentinel(x) for x in total])
+    total = jax.tree.leaves(affine_maps.compose(self.find(wave)))
+    self.maps.publish(wave, list(map(mailbox.without_sentinel, total)))
 
   def arrive(self, wave):
     """Waits for the inputs of a later wave, and publishes its map."""
@@ -258,18 +312,17 @@ class Relay(Alone):
     later = wave + self.ahead
     pl.when(later < self.walk.waves)(lambda: self._publish(later))
 
-  def before(self, wave, h: Array) -> Array:
+  def before(self, wave, h: Vector) -> Vector:
     start = h
     words = mailbox.poll(self.maps.places(wave), 4, self.seen)
-    values = [instructions.as_float(word) for word in words]
-    for i in range(self.count):
-      start = jnp.where(self.walk.segment == i, h, start)
-      h = affine_maps.apply((values[2 * i], values[2 * i + 1]), h)
+    for i, each in enumerate(self.maps.maps(words)):
+      start = linear_maps.where(self.walk.segment == i, h, start)
+      h = affine_maps.apply(each, h)
     self.whole = h
     self.maps.retire(wave - self.ahead - 1)
     self.maps.settle(wave)
     return start
 
-  def after(self, h: Array) -> Array:
+  def after(self, h: Vector) -> Vector:
     """Returns h after the whole wave."""
     return self.whole

@@ -13,6 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import linear_maps
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import compiler_params
@@ -29,7 +30,7 @@ class Plan:
   """Static arguments of one kernel.
 
   Attributes:
-    step: the equations, pointwise and in tuples: (params, inputs) -> (a, b) of
+    step: the equations, pointwise and in tuples: (params, inputs) -> (A, b) of
       a linear recurrence, (params, inputs, carry) -> carry of a diagonal one.
     params: number of per-feature parameters.
     layout: the layout of all streams.
@@ -91,7 +92,7 @@ class Operands(NamedTuple):
     arrays: inputs, each [B, T, F] or [B, T, G, F].
     carries: all arrays of the carry after every step, each [B, T, F], for the
       adjoint.
-    carry: carry before the first step, [B, Fp] if linear, else [S, B, Fp].
+    carry: carry before the first step, [S, B, Fp].
     restart: the carry after a reset, of `carry`'s shape.
     flags: int32 [B, T], bits RESET and HOLD.
   """
@@ -167,6 +168,15 @@ class Loop:
     self.inputs = blocks.Inputs(self.walk, ins, sources, in_rings, barriers)
     self._outputs = blocks.Outputs(self.walk, outs, targets, out_rings)
     self._params, self._flags = plan.params, flags if plan.has_flags else None
+
+  def read(self, ref: Ref, states: int) -> tuple[Array, ...]:
+    """Returns a carry [S, B, Fp] in registers."""
+    return tuple(self.walk.read(ref, i, self.walk.batch) for i in range(states))
+
+  def write(self, ref: Ref, carry: Sequence[Array]) -> None:
+    """Writes a carry to [S, B, Fp]."""
+    for i, value in enumerate(carry):
+      ref[i, self.walk.batch, self.walk.features] = value
 
   def theta(self, ref: Ref) -> tuple[Array, ...]:
     """Returns the per-feature parameters in registers."""
@@ -362,17 +372,17 @@ class BlockFlags:
     return lax.cond(is_set, with_flags, without)
 
   def maps(
-      self, pairs: Sequence[affine_maps.Map], restart
+      self, pairs: Sequence[affine_maps.Map], restart: Any
   ) -> Sequence[affine_maps.Map]:
     """Returns the maps of a linear recurrence's steps, with flags.
 
     Args:
       pairs: the maps without flags.
-      restart: value that a restart starts from.
+      restart: h that a restart starts from.
     """
     return self.either(
         lambda: [self.map(i, pair, restart) for i, pair in enumerate(pairs)],
-        lambda: [tuple(pair) for pair in pairs],
+        lambda: pairs,
     )
 
   def map(self, i: int, pair, restart) -> affine_maps.Map:
@@ -381,8 +391,20 @@ class BlockFlags:
     Args:
       i: index of the step in the block.
       pair: the map without flags.
-      restart: value that a restart starts from.
+      restart: h that a restart starts from.
     """
-    pair = step_flags.select(self.idle(i), (1.0, 0.0), pair)
-    forget = 0.0, lambda: affine_maps.step(pair, restart)
-    return step_flags.select(self.restarts(i), forget, pair)
+    a, b = self.held(i, pair[0]), pair[1]
+    if (idle := self.idle(i)) is not None:
+      b = linear_maps.where(idle, 0.0, b)
+    if (restarts := self.restarts(i)) is not None:
+      again = affine_maps.step((a, b), restart)
+      a = linear_maps.where(restarts, 0.0, a)
+      b = linear_maps.where(restarts, again, b)
+    return a, b
+
+  def held(self, i: int, a: Any) -> Any:
+    """Returns A of the i-th step: 1 where the carry is held."""
+    idle = self.idle(i)
+    if idle is None:
+      return a
+    return linear_maps.where(idle, linear_maps.identity(a), a)

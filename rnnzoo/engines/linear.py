@@ -162,7 +162,8 @@ def _by_xla(solve, reverse: bool, over, operands, options=None):
   del options  # For other recurrences.
   a, b, h0, reset = operands
   a, b = a.astype(h0.dtype), b.astype(h0.dtype)
-  a, b = maps.restarted(a, b, reset, jnp.zeros_like(h0[:, None]))
+  zero = jnp.zeros_like(h0[:, None])
+  a, (b,) = maps.restarted(a, (b,), reset, (zero,))
   a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
-  h = maps.linear_scan(solve, reverse, a_t, b_t, h0, over)
+  (h,) = maps.linear_scan(solve, reverse, a_t, (b_t,), (h0,), over)
   return jnp.swapaxes(h, 0, 1)

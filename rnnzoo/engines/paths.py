@@ -211,6 +211,8 @@ def scan(
   operands = _swap(operands, call)
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
+    if len(cell.carry_names) > 1 or cell.reads_starts:
+      return _linear(maps.step_scan, cell, projection, call, operands)
     # All of a linear cell's equations are free of h: only a h + b is left for
     # the loop.
     projection = call_lib.Coefficients(cell, projection)
@@ -239,13 +241,19 @@ def associative_scan(
   operands = _swap(operands, call)
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
-    h = maps.unroll(cell, projection, operands, call.reverse)
-    return (h[0] if call.reverse else h[-1],), (_swap(h, call),)
+    return _linear(maps.compose_scan, cell, projection, call, operands)
   plan = newton_plan.make_plan(
       cell, projection, operands, call, **dataclasses.asdict(options)
   )
   carry, carries = newton_path.unroll(plan, operands)
   return carry, _swap(carries, call)
+
+
+def _linear(solve, cell, projection, call: Call, operands: Operands):
+  """Runs a linear cell over time-major arrays, by a function of `maps`."""
+  h = maps.unroll(cell, projection, operands, call.reverse, solve)
+  last = tuple(x[0 if call.reverse else -1] for x in h)
+  return last, _swap(h[: call.outputs], call)
 
 
 def _in_turn(path, cell, projection, call: Call, operands: Operands):
@@ -382,7 +390,8 @@ class _Affine(cell_lib.LinearCell):
     return x_gates
 
   def update(self, params, x_gates, h_gates, carry):
-    return (maps.affine(*x_gates, *carry),)
+    a, b = x_gates
+    return maps.affine(a, (b,), carry)
 
 
 # Unrolls a cell over input gates: the public functions, with their checks.

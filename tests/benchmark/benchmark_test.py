@@ -80,7 +80,7 @@ class BenchmarkTest(absltest.TestCase):
   @pytest.mark.slow
   def test_wrong_result_fails(self):
     right = maps.unroll
-    wrong = lambda *args: right(*args) * 1.001
+    wrong = lambda *args: tuple(h * 1.001 for h in right(*args))
     path = self.output()
     with mock.patch.object(maps, 'unroll', wrong):
       code, out, _ = run(

@@ -81,7 +81,8 @@ def linear_steps(*args):
 
 def linear_scan(solve, *args):
   a, b = jnp.stack(args[:TIME]), jnp.stack(args[TIME:-1])
-  return tuple(maps.linear_scan(solve, False, a, b, args[-1]))
+  (h,) = maps.linear_scan(solve, False, a, (b,), (args[-1],))
+  return tuple(h)
 
 
 def linear_inputs(draw):

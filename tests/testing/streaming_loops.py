@@ -88,7 +88,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
     old = tuple(jnp.where(reset, x, y) for x, y in zip(again, old, strict=True))
     if static.linear:
       a, b = static.step(rows, row)
-      new = (maps.affine(a, b, old[0]),)
+      new = maps.affine(a, (b,), old)
     else:
       new = static.step(rows, row, old)
     new = tuple(jnp.where(hold, x, y) for x, y in zip(old, new, strict=True))

@@ -98,14 +98,16 @@ def run(
 
 def enter(
     compose: Compose,
-    own: tuple[Array, Array],
-    h0: Array,
+    own: tuple[Any, Any],
+    h0: Any,
     reverse: bool,
     over: Names,
-) -> Array:
-  """Returns h before this device's part, given the map (a, b) of each."""
-  maps = lax.all_gather(jnp.stack(own), over)
-  return _after(compose, maps, lax.axis_index(over), h0, reverse)
+) -> Any:
+  """Returns h before this device's part, given the map (A, b) of each."""
+  leaves, tree = jax.tree.flatten(own)
+  maps = lax.all_gather(jnp.stack(leaves), over)
+  of_part = lambda part: jax.tree.unflatten(tree, list(maps[part]))
+  return _after(compose, of_part, lax.axis_index(over), h0, reverse, over)
 
 
 def _product(a: Array) -> Array:
@@ -140,24 +142,33 @@ def _bits(dtype) -> float:
 
 
 def _after(
-    compose: Compose, maps: Array, index: Array, h0: Array, reverse: bool
-) -> Array:
+    compose: Compose,
+    of_part: Callable[[int], Any],
+    index: Array,
+    h0: Any,
+    reverse: bool,
+    over: Names,
+) -> Any:
   """Returns h before a part, given the maps of all.
 
   Args:
-    compose: function of two maps (a, b), the first of which acts first.
-    maps: [parts, 2, ...].
+    compose: function of two maps (A, b), the first of which acts first.
+    of_part: returns the map of a part.
     index: index of the part.
     h0: h before the first of all steps.
     reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over.
   """
-  order: Sequence[int] = range(maps.shape[0])
-  h = (jnp.zeros_like(h0), h0)
+  order: Sequence[int] = range(lax.axis_size(over))
+  a, _ = of_part(0)
+  state = jax.tree.map(jnp.zeros_like, a), h0
   for part in reversed(order) if reverse else order:
     is_before = part > index if reverse else part < index
-    after = compose(h, (maps[part, 0], maps[part, 1]))
-    h = jax.tree.map(lambda x, y, use=is_before: jnp.where(use, x, y), after, h)
-  return h[1]
+    after = compose(state, of_part(part))
+    state = jax.tree.map(
+        lambda x, y, use=is_before: jnp.where(use, x, y), after, state
+    )
+  return state[1]
 
 
 def check_names(over: Names, arrays: Any) -> None:

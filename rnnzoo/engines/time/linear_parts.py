@@ -119,8 +119,13 @@ def _on_devices(run_from, end, steps, h0, reverse, over):
     return a if reset is None else jnp.where(reset[..., None], 0, a)
 
   time = steps[0].shape[1]
+  def compose(first, second):
+    (a, b), (c, d) = first, second
+    a, (b,) = maps.compose((a, (b,)), (c, (d,)))
+    return a, b
+
   return time_devices.run(
-      run_from, end, factors, maps.compose, h0, time, reverse, over
+      run_from, end, factors, compose, h0, time, reverse, over
   )
 
 
@@ -153,8 +158,8 @@ def run(
     over: the mesh axes that time is over, major to minor.
 
   Returns:
-    The final carry, each [B, F], which is equal on all devices, and h after
-    this device's steps, [B, T, F], or [T, B, F] if `call.time_major`.
+    The final carry, each [B, F], which is equal on all devices, and the carry
+    after this device's steps, each [B, T, F], or [T, B, F] if time-major.
   """
   shape = operands.x.shape
   swap = lambda x: x if call.time_major else jnp.swapaxes(x, 0, 1)
@@ -172,8 +177,9 @@ def run(
       label=type(cell).__name__,
   )
   h = choice(operands, shape)
-  last = h[0] if call.reverse else h[-1]
-  return (time_devices.last_carry(last, call.reverse, over),), (swap(h),)
+  last = jax.tree.map(lambda x: x[0 if call.reverse else -1], h)
+  last = tuple(time_devices.last_carry(x, call.reverse, over) for x in last)
+  return last, tuple(map(swap, h[: call.outputs]))
 
 
 def _scan(*arguments, **options):
@@ -187,10 +193,17 @@ def _associative_scan(*arguments, **options):
 def _pallas(cell, projection, reverse, over, operands, options=None):
   del options  # For other recurrences.
   # If the caller's arrays are batch-major, XLA removes these transposes.
+  if len(cell.carry_names) > 1:
+    raise NotImplementedError(
+        f'GPU kernels run {type(cell).__name__}, which has a carry of two'
+        " arrays, where time is whole; implementation='associative_scan' would"
+        ' work over devices.'
+    )
   swap = lambda x: jnp.swapaxes(x, 0, 1)
-  a, b = map(swap, maps.coefficients(cell, projection, operands))
+  a, (b,) = maps.coefficients(cell, projection, operands)
+  a, b = map(swap, (jnp.broadcast_to(a, b.shape), b))
   h0 = operands.carry[0]
-  return swap(linear_scan(a, b, h0, None, reverse, over))
+  return (swap(linear_scan(a, b, h0, None, reverse, over)),)
 
 
 def _by(solve, cell, projection, reverse, over, operands, options=None):

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from pallas_kernels import devices
+from pallas_kernels import linear_maps
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import autodiff
 from rnnzoo.engines import call as call_lib
@@ -31,15 +32,17 @@ from rnnzoo.engines.time import devices as time_devices
 
 # Path 2: time in parallel, by an associative scan.
 #
-# A linear cell's step is an affine map h -> a h + b, and affine maps compose:
+# A linear cell's step is an affine map h -> A h + b, and affine maps compose:
 #
-#     (a_2, b_2) o (a_1, b_1) = (a_2 a_1, a_2 b_1 + b_2)
+#     (A_2, b_2) o (A_1, b_1) = (A_2 A_1, A_2 b_1 + b_2)
 #
 # so all T steps take O(log T) parallel rounds (Blelloch, 1990, "Prefix sums and
-# their applications").
+# their applications"). h is a tuple of one array or two, and A has a form of
+# `pallas_kernels/linear_maps.py`. An A that is free of time has one step, [1,
+# ...], in all that follows.
 #
-# A step with a = 0 forgets, and a reset is such a step: neither a NaN nor an
-# infinity before it reaches anything after it. So a = 0 is a flag, and a
+# A step with A = 0 forgets, and a reset is such a step: neither a NaN nor an
+# infinity before it reaches anything after it. So A = 0 is a flag, and a
 # composition has it only where one of its steps has. A product that underflows
 # forgets nothing: it becomes the smallest normal number. Otherwise the result
 # would depend on how time is cut. `step_scan` and the GPU kernels
@@ -49,14 +52,15 @@ from rnnzoo.engines.time import devices as time_devices
 # (Martin and Cundy, 2018, "Parallelizing linear recurrent neural nets over
 # sequence length", section 2.2):
 #
-#     mu_t = a_t mu_{t+1} + a_t g_t,   lambda_t = g_t + mu_{t+1}
-#     db_t = lambda_t,   da_t = lambda_t h_{t-1},   dh_0 = mu_1
+#     mu_t = A_t^T mu_{t+1} + A_t^T g_t,   lambda_t = g_t + mu_{t+1}
+#     db_t = lambda_t,   dA_t = lambda_t h_{t-1}^T,   dh_0 = mu_1
 #
 # so the derivative below is written once, whatever runs the recurrence. If
 # time is over devices, `devices.py` says which h a device begins with.
 
 
 Array = jax.Array
+Vector = linear_maps.Vector
 
 
 def unroll(
@@ -66,41 +70,54 @@ def unroll(
     reverse: bool,
     solve=None,
     over: time_devices.Names = (),
-) -> Array:
+) -> Vector:
   """Runs a linear cell over time.
 
   Args:
     cell: the equations.
     project: the projection to the input gates.
-    operands: time-major, with a carry and a restart of one array each.
+    operands: time-major, with a carry and a restart that are arrays.
     reverse: whether time runs from the last step to the first.
     solve: runs the maps, as in `linear_scan`; None for all steps in parallel.
     over: the mesh axes that time is over, inside `jax.shard_map`.
 
   Returns:
-    h after every step, [T, B, F].
+    The carry after every step, each [T, B, F].
   """
   a, b = coefficients(cell, project, operands)
-  return linear_scan(
-      solve or compose_scan, reverse, a, b, operands.carry[0], over
-  )
+  return linear_scan(solve or compose_scan, reverse, a, b, operands.carry, over)
 
 
 def coefficients(
     cell: cell_lib.LinearCell,
     project: call_lib.Projection,
     operands: call_lib.Operands,
-) -> tuple[Array, Array]:
-  """Returns a and b of all steps, each [T, B, F]; arguments as in `unroll`."""
+) -> tuple[Any, Vector]:
+  """Returns A and b of all steps; arguments as in `unroll`.
+
+  Returns:
+    A in one of its forms, each [T, B, F], or [1, 1, F] where it is free of
+    time; and b, each [T, B, F].
+  """
   params, weights, x, _, carry, restart, reset, mask = operands
   x_gates = scan_steps.project(project, carry, mask, weights, x)
-  a, b = cell.coefficients(params, x_gates)
-  dtype = carry[0].dtype
-  a, b = (jnp.broadcast_to(x, x_gates[0].shape).astype(dtype) for x in (a, b))
+  shape, dtype = x_gates[0].shape, carry[0].dtype
+  inputs = x_gates
+  if cell.reads_starts:
+    starts = jnp.zeros((), bool) if reset is None else reset
+    starts = jnp.broadcast_to(starts, shape[:2])[..., None].astype(dtype)
+    inputs = (*x_gates, starts)
+  a, b = cell.coefficients(params, inputs)
+  b = b if isinstance(b, tuple) else (b,)
+  b = tuple(jnp.broadcast_to(x, shape).astype(dtype) for x in b)
+  is_free = all(x.ndim < 2 for x in jax.tree.leaves(a))
+  shape = (1, 1, shape[-1]) if is_free else shape
+  a = jax.tree.map(lambda x: jnp.broadcast_to(x, shape).astype(dtype), a)
   if mask is not None:
-    a = jnp.where(mask[..., None], a, 1)
-    b = jnp.where(mask[..., None], b, 0)
-  a, b = restarted(a, b, reset, restart[0])
+    mask = mask[..., None]
+    a = linear_maps.where(~mask, linear_maps.identity(a), a)
+    b = linear_maps.where(~mask, 0, b)
+  a, b = restarted(a, b, reset, restart)
   if jax.default_backend() != 'cpu' and len(x_gates) > 2:
     # XLA would compute gates again in each of the scan's fusions: minLSTM took
     # 15 to 30 % longer on an H200. MinGRU, of two gates, took 6 to 22 % longer
@@ -112,72 +129,132 @@ def coefficients(
 def linear_scan(
     solve,
     reverse: bool,
-    a: Array,
-    b: Array,
-    h0: Array,
+    a: Any,
+    b: Vector,
+    h0: Vector,
     over: time_devices.Names = (),
-) -> Array:
-  """Returns h_t = a_t h_{t-1} + b_t for all t.
+) -> Vector:
+  """Returns h_t = A_t h_{t-1} + b_t for all t.
 
   Args:
     solve: `compose_scan` or `step_scan`.
     reverse: whether the recurrence runs from the last step to the first.
-    a: [T, ...].
-    b: [T, ...], like a.
-    h0: [...], h before the first step.
+    a: A, each [T, ...], or [1, ...] if it is free of time.
+    b: arrays [T, ...].
+    h0: arrays [...], h before the first step.
     over: the mesh axes that time is over, inside `jax.shard_map`; T is then the
       number of this device's steps.
 
   Returns:
-    h, [T, ...].
+    h, each [T, ...].
   """
   return _linear_scan((solve, reverse, over), (a, b, h0))
 
 
-def step_scan(a: Array, b: Array, reverse: bool) -> Array:
-  """h_t = a_t h_{t-1} + b_t step by step, from h = 0."""
+def _is_free(a: Any, b: Vector) -> bool:
+  """Returns whether A is the same in all of several steps."""
+  return jax.tree.leaves(a)[0].shape[0] != b[0].shape[0]
+
+
+def step_scan(a: Any, b: Vector, reverse: bool) -> Vector:
+  """h_t = A_t h_{t-1} + b_t step by step, from h = 0."""
+  always = jax.tree.map(lambda x: x[0], a) if _is_free(a, b) else None
 
   def body(h, ab):
     a, b = ab
-    h = affine(a, b, h)
+    h = affine(a if always is None else always, b, h)
     return h, h
 
-  return lax.scan(body, jnp.zeros_like(b[0]), (a, b), reverse=reverse)[1]
+  xs = (a if always is None else None), b
+  zero = jax.tree.map(lambda x: jnp.zeros_like(x[0]), b)
+  return lax.scan(body, zero, xs, reverse=reverse)[1]
 
 
-def compose_scan(a: Array, b: Array, reverse: bool) -> Array:
-  """h_t = a_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+def compose_scan(a: Any, b: Vector, reverse: bool) -> Vector:
+  """h_t = A_t h_{t-1} + b_t for all t in parallel, from h = 0."""
+  if _is_free(a, b) and on_cpu():
+    return _in_equal_blocks(a, b, reverse)
   return _prefixes(compose_scan, a, b, reverse)[1]
 
 
-def _prefixes(solve, a: Array, b: Array, reverse: bool) -> tuple[Array, Array]:
-  """Returns the maps (a, b) from before the first step to each step."""
+def _in_equal_blocks(a: Any, b: Vector, reverse: bool) -> Vector:
+  """`compose_scan` with an A that is free of time.
+
+  All blocks of about sqrt(T) steps have the same products of A, so that these
+  take no memory.
+  """
+  always = jax.tree.map(lambda x: x[0], a)
+  split, join, length = _blocks_of(b[0].shape[0], reverse)
+  blocks = jax.tree.map(split, b)
+  zero = jax.tree.map(lambda x: jnp.zeros_like(x[0]), blocks)
+
+  def within(state, b):
+    power, h = state
+    power = _product(always, power)
+    h = affine(always, b, h)
+    return (power, h), (power, h)
+
+  ones = jax.tree.map(jnp.ones_like, always)
+  one = jax.tree.leaves(ones)[0]
+  start = linear_maps.identity(always, one, jnp.zeros_like(one)), zero
+  (whole, totals), (powers, h) = lax.scan(within, start, blocks, length=length)
+
+  def across(before, total):
+    return affine(whole, total, before), before
+
+  first = jax.tree.map(lambda x: x[0], zero)
+  _, before = lax.scan(across, first, totals)
+  powers = jax.tree.map(lambda x: x[:, None], powers)
+  h = affine(powers, h, jax.tree.map(lambda x: x[None], before))
+  return jax.tree.map(join, h)
+
+
+def _prefixes(solve, a: Any, b: Vector, reverse: bool) -> tuple[Any, Vector]:
+  """Returns the maps (A, b) from before the first step to each step."""
+  if _is_free(a, b):
+    a = jax.tree.map(lambda x: jnp.broadcast_to(x, b[0].shape), a)
   if solve is step_scan:
     step = lambda maps, ab: (compose(maps, ab),) * 2
-    identity = jnp.ones_like(a[0]), jnp.zeros_like(b[0])
-    return lax.scan(step, identity, (a, b), reverse=reverse)[1]
-  if export.is_symbolic_dim(a.shape[0]):
+    one, zero = jnp.ones_like(b[0][0]), jnp.zeros_like(b[0][0])
+    start = linear_maps.identity(a, one, zero), (zero,) * len(b)
+    return lax.scan(step, start, (a, b), reverse=reverse)[1]
+  if export.is_symbolic_dim(b[0].shape[0]):
     name, other = 'associative_scan', 'scan'
     raise NotImplementedError(
         f'implementation={name!r} needs a number of steps that is known, got'
-        f' {a.shape[0]}: its rounds depend on it. The batch may be symbolic.'
+        f' {b[0].shape[0]}: its rounds depend on it. The batch may be symbolic.'
         f' implementation={other!r} works.'
     )
   return lax.associative_scan(compose, (a, b), reverse=reverse)
 
 
 def compose(first, second):
-  """Returns the map (a, b) of two, of which `first` acts first."""
+  """Returns the map (A, b) of two, of which `first` acts first."""
   a1, b1 = first
   a2, b2 = second
-  product = _beside(a1, a2) * _beside(a2, a1)
-  is_lost = (product == 0) & (a1 != 0) & (a2 != 0)
-  tiny = jnp.copysign(jnp.finfo(product.dtype).tiny, product)
-  return (
-      jnp.where(is_lost, tiny, product),
-      # After many steps a2 may have overflowed where b1 is 0.
-      _beside(b1, a2) * _beside(a2, b1) + b2,
+  # After many steps A may have overflowed where b is 0.
+  return _product(a2, a1), linear_maps.add(
+      linear_maps.times(a2, b1, _both_beside), b2
   )
+
+
+def _product(a2: Any, a1: Any) -> Any:
+  """Returns A_2 A_1, which is zero only where one of them is."""
+  product = linear_maps.after(a2, a1, _both_beside)
+  is_zero = linear_maps.is_zero
+  is_lost = is_zero(product) & ~is_zero(a1) & ~is_zero(a2)
+
+  def kept(x):
+    tiny = jnp.finfo(x.dtype).tiny
+    if not jnp.issubdtype(x.dtype, jnp.complexfloating):
+      tiny = jnp.copysign(tiny, x)
+    return jnp.where(is_lost, tiny, x)
+
+  return jax.tree.map(kept, product)
+
+
+def _both_beside(x: Array, y: Array) -> Array:
+  return _beside(y, x) * _beside(x, y)
 
 
 def _beside(factor: Array, x: Array) -> Array:
@@ -189,31 +266,35 @@ def _beside(factor: Array, x: Array) -> Array:
 
 
 def restarted(
-    a: Array, b: Array, reset: Array | None, restart: Array
-) -> tuple[Array, Array]:
+    a: Any, b: Vector, reset: Array | None, restart: Vector
+) -> tuple[Any, Vector]:
   """Returns the coefficients of steps that restart where `reset` is true.
 
   Args:
-    a: [..., F].
-    b: [..., F].
+    a: A, each [..., F].
+    b: arrays [..., F].
     reset: bool [...], or None for no restarts.
-    restart: replaces h, broadcast against a.
+    restart: replaces h, arrays that are broadcast against b.
   """
   if reset is None:
     return a, b
   reset = reset[..., None]
-  return jnp.where(reset, 0, a), jnp.where(reset, affine(a, b, restart), b)
+  again = affine(a, b, restart)
+  return linear_maps.where(reset, 0, a), linear_maps.where(reset, again, b)
 
 
-def affine(a: Array, b: Array, h: Array) -> Array:
-  """Returns a h + b of one step, where a = 0 forgets even an infinite h."""
-  return a * _beside(a, h) + b
+def affine(a: Any, b: Vector, h: Vector) -> Vector:
+  """Returns A h + b of one step, where A = 0 forgets even an infinite h."""
+  beside = lambda a, h: a * _beside(a, h)
+  return linear_maps.add(linear_maps.times(a, h, beside), b)
 
 
 def _fold(a, b, h0, reverse):
   """Adds the contribution of the initial h to the first step."""
   first = -1 if reverse else 0
-  return b.at[first].set(affine(a[first], b[first], h0))
+  of_first = lambda tree: jax.tree.map(lambda x: x[first], tree)
+  start = affine(of_first(a), of_first(b), h0)
+  return jax.tree.map(lambda x, y: x.at[first].set(y), b, start)
 
 
 def _solve(static, a, b, h0):
@@ -222,8 +303,8 @@ def _solve(static, a, b, h0):
   if not over:
     return solve(a, _fold(a, b, h0, reverse), reverse), h0
   a, b = _prefixes(solve, a, b, reverse)
-  last = 0 if reverse else -1
-  before = time_devices.enter(compose, (a[last], b[last]), h0, reverse, over)
+  last = jax.tree.map(lambda x: x[0 if reverse else -1], (a, b))
+  before = time_devices.enter(compose, last, h0, reverse, over)
   return affine(a, b, before), before
 
 
@@ -234,47 +315,60 @@ def _forward(static, operands):
 
 
 def _tangent(static, residuals, tangents):
-  """The tangent is this recurrence, with da_t h_{t-1} + db_t for b_t."""
+  """The tangent is this recurrence, with dA_t h_{t-1} + db_t for b_t."""
   solve, reverse, over = static
   a, h, before = residuals
   d_a, d_b, d_h0 = tangents
-  forcing = jnp.zeros_like(h) if d_b is None else d_b
-  if d_a is not None:
-    forcing += d_a * (_before(h, before) if reverse else _after(before, h))
-  if d_h0 is not None or over:
-    d_h0 = jnp.zeros_like(before) if d_h0 is None else d_h0
-    return _solve(static, a, forcing, d_h0)[0]
+  zeros = functools.partial(
+      jax.tree.map,
+      lambda d, x: jnp.zeros_like(x) if d is None else d,
+      is_leaf=lambda d: d is None,
+  )
+  forcing = zeros(d_b, h)
+  if any(x is not None for x in jax.tree.leaves(d_a)):
+    earlier = _earlier(h, before, reverse)
+    moved = linear_maps.times(zeros(d_a, a), earlier)
+    forcing = linear_maps.add(forcing, moved)
+  if over or any(x is not None for x in jax.tree.leaves(d_h0)):
+    return _solve(static, a, forcing, zeros(d_h0, before))[0]
   return solve(a, forcing, reverse)
 
 
 def _adjoint(static, residuals, g):
   solve, reverse, over = static
   a, h, before = residuals
-  forcing = a * _beside(a, g)
-  zero = jnp.zeros_like(before)
+  back = linear_maps.transposed(a)
+  zero = jax.tree.map(jnp.zeros_like, before)
+  forcing = affine(back, jax.tree.map(jnp.zeros_like, g), g)
   if over:
     backward = solve, not reverse, over
-    mu, after = _solve(backward, a, forcing, zero)
+    mu, after = _solve(backward, back, forcing, zero)
   else:
-    mu, after = solve(a, forcing, not reverse), zero
-  first = mu[-1] if reverse else mu[0]
+    mu, after = solve(back, forcing, not reverse), zero
+  first = jax.tree.map(lambda x: x[-1 if reverse else 0], mu)
   if over:
-    first = jnp.where(time_devices.is_first(reverse, over), first, 0)
+    is_first = time_devices.is_first(reverse, over)
+    first = linear_maps.where(~is_first, 0, first)
+  adjoint = linear_maps.add(g, _earlier(mu, after, not reverse))
+  d_a = linear_maps.outer(a, adjoint, _earlier(h, before, reverse))
+  return jax.tree.map(_summed, d_a, a), adjoint, first
+
+
+def _summed(d: Array, like: Array) -> Array:
+  """Returns a cotangent, summed over the axes that `like` has no steps of."""
+  axes = [
+      i for i, (m, n) in enumerate(zip(d.shape, like.shape)) if m != n == 1
+  ]
+  return jnp.sum(d, axes, keepdims=True) if axes else d
+
+
+def _earlier(x: Vector, first: Vector, reverse: bool) -> Vector:
+  """Moves x by one step, later in the recurrence's order, behind `first`."""
   if reverse:
-    adjoint = g + _after(after, mu)
-    return adjoint * _before(h, before), adjoint, first
-  adjoint = g + _before(mu, after)
-  return adjoint * _after(before, h), adjoint, first
-
-
-def _after(first: Array, x: Array) -> Array:
-  """Moves x by one step to later times, behind `first`."""
-  return jnp.concatenate([first[None], x[:-1]])
-
-
-def _before(x: Array, last: Array) -> Array:
-  """Moves x by one step to earlier times, before `last`."""
-  return jnp.concatenate([x[1:], last[None]])
+    return jax.tree.map(
+        lambda x, y: jnp.concatenate([x[1:], y[None]]), x, first
+    )
+  return jax.tree.map(lambda x, y: jnp.concatenate([y[None], x[:-1]]), x, first)
 
 
 _linear_scan = autodiff.differentiable(_forward, _tangent, _adjoint)
@@ -373,7 +467,7 @@ class _Compose:
     if on_cpu():
       solved = over_time(_compose_scalars, (a, b), reverse=self.reverse)[1]
     else:
-      solved = compose_scan(a, b, self.reverse)
+      solved = compose_scan(a, (b,), self.reverse)[0]
     return [solved[:, i] for i in range(len(given))]
 
 
@@ -409,18 +503,7 @@ def _in_blocks(compose, elements, *, reverse: bool):
     reverse: whether time runs from the last step to the first.
   """
   time = jax.tree.leaves(elements)[0].shape[0]
-  length = math.isqrt(time - 1) + 1
-  count = -(-time // length)
-
-  def split(x):
-    x = jnp.flip(x, 0) if reverse else x
-    widths = [(0, count * length - time)] + [(0, 0)] * (x.ndim - 1)
-    x = jnp.pad(x, widths).reshape(count, length, *x.shape[1:])
-    return jnp.swapaxes(x, 0, 1)
-
-  def join(x):
-    x = jnp.swapaxes(x, 0, 1).reshape(count * length, *x.shape[2:])[:time]
-    return jnp.flip(x, 0) if reverse else x
+  split, join, _ = _blocks_of(time, reverse)
 
   def prefixes(elements):
     first, rest = (
@@ -446,6 +529,28 @@ def _in_blocks(compose, elements, *, reverse: bool):
   return jax.tree.map(
       lambda x, y: join(jnp.concatenate([x[:, :1], y], axis=1)), within, later
   )
+
+
+def _blocks_of(time: int, reverse: bool) -> tuple[Any, Any, int]:
+  """Returns functions that cut steps into blocks and undo it, and their length.
+
+  The blocks are [length, blocks, ...], in the order of the recurrence, behind
+  the last step zeros.
+  """
+  length = math.isqrt(max(time - 1, 0)) + 1
+  count = -(-time // length)
+
+  def split(x):
+    x = jnp.flip(x, 0) if reverse else x
+    widths = [(0, count * length - time)] + [(0, 0)] * (x.ndim - 1)
+    x = jnp.pad(x, widths).reshape(count, length, *x.shape[1:])
+    return jnp.swapaxes(x, 0, 1)
+
+  def join(x):
+    x = jnp.swapaxes(x, 0, 1).reshape(count * length, *x.shape[2:])[:time]
+    return jnp.flip(x, 0) if reverse else x
+
+  return split, join, length
 
 
 def _compose_entries(first, second):
