@@ -309,7 +309,9 @@ def _prepare_streaming(
   streaming = streaming_op.Recurrence(
       step=equations(cell, rows),
       linear=linear,
+      states=len(cell.carry_names),
       params=rows.count,
+      reads_starts=getattr(cell, 'reads_starts', False),
       shape=shape,
       call=call,
       target=target,
@@ -539,6 +541,7 @@ def _checked(a, b, h0, reset, reverse, time_major):
   recurrence = streaming_op.Recurrence(
       step=_inputs,
       linear=True,
+      states=1,
       params=0,
       shape=(batch, time, features),
       call=call_lib.Call(
@@ -554,4 +557,5 @@ def _checked(a, b, h0, reset, reverse, time_major):
 def _inputs(theta, row):
   """Returns the coefficients of a plain scan: its inputs."""
   del theta
-  return tuple(row)
+  a, b = row
+  return a, (b,)

@@ -39,6 +39,7 @@ class Plan:
     has_flags: whether some steps restart or are held.
     has_carry: whether a linear recurrence starts from a given h, not from zero.
     has_restart: whether it restarts from a given h, not from zero.
+    reads_starts: whether the step has one input more: whether it restarts.
     interpret: Pallas's interpret parameters for a run on a CPU, or None.
   """
 
@@ -50,6 +51,7 @@ class Plan:
   has_flags: bool
   has_carry: bool
   has_restart: bool
+  reads_starts: bool
   interpret: Any
 
 

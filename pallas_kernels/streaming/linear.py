@@ -1,19 +1,21 @@
-"""Linear recurrences: h_t = a_t h_{t-1} + b_t, at the speed of memory.
+"""Linear recurrences: h_t = A_t h_{t-1} + b_t, at the speed of memory.
 
-(a_t, b_t) come from `plan.step(theta, inputs_t)`, a pointwise function that is
-traced into the kernel. So a cell's gates are computed where they are used, and
-only its pre-activations and h cross device memory. For a plain scan it is the
-identity.
+h has one array or two, and A is a number, a complex number or a 2 x 2 matrix a
+feature (`linear_maps`). (A_t, b_t) come from `plan.step(theta, inputs_t)`, a
+pointwise function that is traced into the kernel. So a cell's gates are
+computed where they are used, and only its pre-activations and h cross device
+memory. An A that is free of the inputs is computed once. For a plain scan the
+step is the identity.
 
 Time is shared out at two levels:
 
-* Warpgroups of a CTA have a block of steps each. They compute (a, b) of all
+* Warpgroups of a CTA have a block of steps each. They compute (A, b) of all
   steps in it independently, and take turns for the recurrence itself, which is
   one operation a step (`handoffs.py`).
 * If batch and features alone do not fill the device, CTAs share a sequence.
-  A block of steps amounts to one affine map h -> A h + B (Martin and Cundy,
-  2018); CTAs publish their maps in device memory, so that each can compute the
-  h that it starts from.
+  A block of steps amounts to one affine map (Martin and Cundy, 2018); CTAs
+  publish their maps in device memory, so that each can compute the h that it
+  starts from.
 
 """
 
@@ -25,9 +27,9 @@ import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
+from pallas_kernels import linear_maps
 from pallas_kernels.mosaic import affine_maps
 from pallas_kernels.mosaic import cells
-from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import blocks
 from pallas_kernels.streaming import handoffs
 from pallas_kernels.streaming import kernel_call
@@ -36,10 +38,22 @@ Array = jax.Array
 Plan = kernel_call.Plan
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames='out_dtype')
+def form(plan: Plan, inputs: int) -> Any:
+  """Returns types like one step's map (A, b), a number for each feature."""
+  lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
+  return jax.eval_shape(plan.step, (lane,) * plan.params, (lane,) * inputs)
+
+
+@functools.partial(
+    jax.jit, static_argnums=0, static_argnames=('outputs', 'out_dtype')
+)
 def forward(
-    plan: Plan, operands: kernel_call.Operands, *, out_dtype: Any
-) -> tuple[Array, Array]:
+    plan: Plan,
+    operands: kernel_call.Operands,
+    *,
+    outputs: int,
+    out_dtype: Any,
+) -> tuple[tuple[Array, ...], Array]:
   """Runs the recurrence.
 
   Args:
@@ -47,27 +61,33 @@ def forward(
     operands: without `plan.has_flags` neither flags nor restart are read,
       without `plan.params` not theta, without `plan.has_carry` not the carry,
       without `plan.has_restart` not restart.
+    outputs: number of arrays of h that are returned for all steps.
     out_dtype: dtype of h.
 
   Returns:
-    h, [B, T, F], and h after the last step, float32 [B, Fp].
+    The first `outputs` arrays of h, each [B, T, F], and h after the last step,
+    float32 [S, B, Fp].
   """
   layout = plan.layout
   accuracy = kernel_call.accuracy(plan)
+  ins = blocks.streams_of(operands.arrays)
+  like = form(plan, len(ins) + plan.reads_starts)
+  states = len(like[1])
 
   def body(loop, theta, carry, restart):
     last, *mailbox = loop.others
     theta = loop.theta(theta)
     if plan.has_flags:
-      restart = _initial(loop.walk, restart, plan.has_restart)
+      restart = _initial(loop, restart, plan.has_restart, states)
 
     def find(k):
       block = loop.flags(k)
-      pairs = cells.map_rows(plan.step, theta, loop.inputs.rows(k), accuracy)
+      rows = _with_starts(plan, block, loop.inputs.rows(k))
+      pairs = cells.map_rows(plan.step, theta, rows, accuracy)
       return block.maps(pairs, restart)
 
     loop.inputs.prefetch()
-    handoff = handoffs.handoff(loop.inputs, find, loop.scratch, mailbox)
+    handoff = handoffs.handoff(loop.inputs, like, find, loop.scratch, mailbox)
 
     def wave(k, h):
       handoff.arrive(k)
@@ -76,54 +96,78 @@ def forward(
       out = []
       for pair in maps:
         h = affine_maps.step(pair, h)
-        out.append((h,))
+        out.append(h[:outputs])
       return handoff.after(h), out
 
-    h = _initial(loop.walk, carry, plan.has_carry)
+    h = _initial(loop, carry, plan.has_carry, states)
     handoff.begin(h)
     h = loop.run(wave, h)
     handoff.end()
-    _write_last(loop.walk, last, h)
+    _write_last(loop, last, h)
 
-  (h,), (last, *_) = kernel_call.run(
+  h, (last, *_) = kernel_call.run(
       plan,
       'linear_recurrence',
       body,
       operands,
       None,
-      blocks.streams_of(operands.arrays),
-      (blocks.Stream(0, None, out_dtype),),
+      ins,
+      tuple(blocks.Stream(i, None, out_dtype) for i in range(outputs)),
       (
-          jax.ShapeDtypeStruct((layout.batch, layout.padded), jnp.float32),
-          *handoffs.mailboxes(plan),
+          jax.ShapeDtypeStruct(
+              (states, layout.batch, layout.padded), jnp.float32
+          ),
+          *handoffs.mailboxes(plan, like),
       ),
-      handoffs.types(plan.config),
+      handoffs.types(plan.config, states),
   )
   return h, last
 
 
-def _initial(walk: blocks.Walk, ref: Any, given: bool) -> Array:
+def _initial(loop: kernel_call.Loop, ref: Any, given: bool, states: int):
   """Returns h to start or restart from: zero if none is given."""
-  return walk.read(ref, walk.batch) if given else blocks.zeros()
+  return loop.read(ref, states) if given else (blocks.zeros(),) * states
 
 
-def _write_last(walk: blocks.Walk, ref: Any, h: Array):
+def _with_starts(plan: Plan, block: kernel_call.BlockFlags, rows):
+  """Returns the inputs of each step in a block, behind them whether it starts.
+
+  Args:
+    plan: says whether the step reads that.
+    block: the flags.
+    rows: the inputs.
+  """
+  if not plan.reads_starts:
+    return rows
+  zero = blocks.zeros()
+  starts = [
+      zero
+      if (restarts := block.restarts(i)) is None
+      else jnp.where(restarts, 1.0, zero)
+      for i in range(len(rows))
+  ]
+  return [(*row, start) for row, start in zip(rows, starts, strict=True)]
+
+
+def _write_last(loop: kernel_call.Loop, ref: Any, h: Sequence[Array]):
   """Writes h after the last wave."""
+  walk = loop.walk
 
   @pl.when((walk.segment == 0) & (walk.warpgroup == walk.config.warpgroups - 1))
   def _():
-    ref[walk.batch, walk.features] = h
+    loop.write(ref, h)
 
 
 # The adjoint of `linear`: a recurrence of this kind, backwards in time.
 #
-# With g_t the cotangent of h_t, λ_t = g_t + μ_{t+1} and μ_t = a_t λ_t,
+# With g_t the cotangent of h_t, λ_t = g_t + μ_{t+1} and μ_t = A_t^T λ_t,
 #
-#     μ_t = a_t μ_{t+1} + a_t g_t,    da_t = λ_t h_{t-1},    db_t = λ_t,
+#     μ_t = A_t^T μ_{t+1} + A_t^T g_t,    dA_t = λ_t h_{t-1}^T,    db_t = λ_t,
 #
-# and the cotangents of inputs and theta follow from da and db by the derivative
-# of the step. So (a_t, a_t g_t) are the maps that warpgroups and CTAs hand on,
-# exactly as in the forward kernel.
+# and the cotangents of inputs and theta follow from dA and db by the derivative
+# of the step. So (A_t^T, A_t^T g_t) are the maps that warpgroups and CTAs hand
+# on, exactly as in the forward kernel. If A is free of the inputs, dA is summed
+# over time before the derivative is taken.
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -136,169 +180,246 @@ def backward(
 
   Args:
     plan: the plan of `forward`, except `config`.
-    operands: the operands of `forward`, and h, [B, T, F].
-    cotangents: cotangents of h and of the last h.
+    operands: the operands of `forward`, and h, each [B, T, F].
+    cotangents: cotangents of the first arrays of h and of the last h.
 
   Returns:
-    The cotangents of the inputs, of the carry [B, Fp], and, to be summed over
-    the P segments and warpgroups, of theta [B, P, plan.params, Fp] and of
-    restart [B, P, Fp].
+    The cotangents of the inputs, of the carry [S, B, Fp], and, to be summed
+    over the P segments and warpgroups, of theta [B, P, plan.params, Fp] and of
+    restart [S, B, P, Fp].
   """
   layout, config = plan.layout, plan.config
   outs, others = kernel_call.streams(plan, operands, cotangents)
-  reads = needed(plan.step, plan.params, len(outs))
+  like = form(plan, len(outs) + plan.reads_starts)
+  reads = needed(plan.step, plan.params, len(outs), plan.reads_starts)
   ins = [s for s, read in zip(outs, reads, strict=True) if read]
-  batch, padded = layout.batch, layout.padded
+  batch, padded, states = layout.batch, layout.padded, len(like[1])
   parts = (batch, config.segments * config.warpgroups)
   shapes = (
-      (batch, padded),
+      (states, batch, padded),
       (*parts, max(plan.params, 1), padded),
-      (*parts, padded),
+      (states, *parts, padded),
   )
   d_arrays, (d_carry, d_theta, d_restart, *_) = kernel_call.run(
       plan,
       'linear_recurrence_adjoint',
-      functools.partial(_adjoint, plan, reads),
+      functools.partial(_adjoint, plan, like, reads),
       operands,
       cotangents,
       (*ins, *others),
       outs,
       (
           *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
-          *handoffs.mailboxes(plan),
+          *handoffs.mailboxes(plan, like),
       ),
-      handoffs.types(config),
+      handoffs.types(config, states),
   )
   return d_arrays, d_carry, d_theta, d_restart
 
 
 def _adjoint(
-    plan: Plan, reads: Sequence[bool], loop, theta, carry, restart, d_last
+    plan: Plan,
+    like: Any,
+    reads: Sequence[bool],
+    loop,
+    theta,
+    carry,
+    restart,
+    d_last,
 ):
   """The kernel; `reads` says for each input whether it is read."""
   accuracy = kernel_call.accuracy(plan)
-  walk, inputs = loop.walk, loop.inputs
+  walk, inputs, states = loop.walk, loop.inputs, len(like[1])
   d_carry_ref, d_theta_ref, d_restart_ref, *mailbox = loop.others
   theta = loop.theta(theta)
-  again = None
   if plan.has_flags:
-    again = _initial(walk, restart, plan.has_restart)
-  carry = _initial(walk, carry, plan.has_carry)
+    restart = _initial(loop, restart, plan.has_restart, states)
+  carry = _initial(loop, carry, plan.has_carry, states)
+  step = _Step(plan, len(reads), accuracy)
 
   def find(k):
     block = loop.flags(k)
-    rows, _, cotangents = _rows(inputs, reads, k)
-    pairs = cells.map_rows(plan.step, theta, rows, accuracy)
-    return _maps([a for a, _ in pairs], cotangents, block)
+    rows, _, cotangents = _rows(plan, loop, block, reads, states, k)
+    scales = [a for a, _ in cells.map_rows(plan.step, theta, rows, accuracy)]
+    return _maps(scales, cotangents, block)
 
   inputs.prefetch()
-  handoff = handoffs.handoff(inputs, find, loop.scratch, mailbox)
+  handoff = handoffs.handoff(inputs, like, find, loop.scratch, mailbox)
   first_time = plan.layout.time - 1 if plan.reverse else 0
 
-  linearise = functools.partial(jax.vjp, plan.step)
-
   def wave(k, state):
-    mu, d_theta, d_restart = state
+    mu, d_theta, d_restart, d_always = state
     handoff.arrive(k)
     block = loop.flags(k)
-    rows, befores, cotangents = _rows(inputs, reads, k)
-    values = cells.map_rows(linearise, theta, rows, accuracy)
-    scales = [a for (a, _), _ in values]
+    rows, befores, cotangents = _rows(plan, loop, block, reads, states, k)
+    scales, pullbacks = step.linearise(theta, rows)
     maps = _maps(scales, cotangents, block)
     mu = handoff.before(k, mu)
     lambdas = []
     for pair, g in zip(maps, cotangents, strict=True):
-      lambdas.append(g + mu)
+      lambdas.append(linear_maps.add(g, mu))
       mu = affine_maps.step(pair, mu)
     mu = handoff.after(mu)
     befores = [
-        jnp.where(walk.time(k, i) == first_time, carry, before)
+        linear_maps.where(walk.time(k, i) == first_time, carry, before)
         for i, before in enumerate(befores)
     ]
     d_pairs, d_restart = _pairs(
-        block, lambdas, befores, scales, again, d_restart
+        block, lambdas, befores, scales, restart, d_restart
     )
-    pullbacks = [pullback for _, pullback in values]
-    given = list(zip(pullbacks, d_pairs, strict=True))
-    out = []
-    for d_params, d_row in cells.map_rows(_pull, (), given, accuracy):
-      d_theta = tuple(map(jnp.add, d_theta, d_params))
-      out.append(d_row)
-    return (mu, d_theta, d_restart), out
+    d_always, d_params, out = step.pull(d_always, pullbacks, d_pairs)
+    for each in d_params:
+      d_theta = tuple(map(jnp.add, d_theta, each))
+    return (mu, d_theta, d_restart, d_always), out
 
-  mu = walk.read(d_last, walk.batch)
+  mu = loop.read(d_last, states)
   handoff.begin(mu)
   zero = blocks.zeros()
-  state = (mu, (zero,) * len(theta), zero if plan.has_flags else ())
-  mu, d_theta, d_restart = loop.run(wave, state)
+  d_always = jax.tree.map(lambda _: zero, like[0]) if step.free else ()
+  d_restart = (zero,) * states if plan.has_flags else ()
+  state = mu, (zero,) * len(theta), d_restart, d_always
+  mu, d_theta, d_restart, d_always = loop.run(wave, state)
   handoff.end()
-  _write_last(walk, d_carry_ref, mu)
+  _write_last(loop, d_carry_ref, mu)
+  d_theta = step.add_always(theta, d_theta, d_always)
   part = walk.segment * plan.config.warpgroups + walk.warpgroup
   for k, value in enumerate(d_theta):
     d_theta_ref[walk.batch, part, k, walk.features] = value
-  if plan.has_flags:
-    d_restart_ref[walk.batch, part, walk.features] = d_restart
+  for k, value in enumerate(d_restart):
+    d_restart_ref[k, walk.batch, part, walk.features] = value
 
 
-def _rows(inputs: blocks.Inputs, reads: Sequence[bool], wave):
+class _Step:
+  """The derivative of a step's (A, b).
+
+  Args:
+    plan: the static arguments.
+    inputs: number of inputs.
+    accuracy: accuracy of special functions.
+
+  Attributes:
+    free: whether A is free of the inputs, and has parameters.
+  """
+
+  def __init__(self, plan: Plan, inputs: int, accuracy: cells.Accuracy):
+    self._step, self._accuracy = plan.step, accuracy
+    self._streams, self._inputs = inputs, inputs + plan.reads_starts
+    lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
+    types = (lane,) * plan.params, (lane,) * self._inputs
+    used = cells.used(lambda *given: plan.step(*given)[0], *types)
+    self.free = not any(used[plan.params :]) and any(used)
+
+  def linearise(self, theta, rows):
+    """Returns A of each step, and pullbacks of (A, b), or of b if A is free."""
+
+    def whole(theta, row):
+      (a, _), pullback = jax.vjp(self._step, theta, row)
+      return a, pullback
+
+    def of_b(theta, row):
+      _, pullback = jax.vjp(lambda *given: self._step(*given)[1], theta, row)
+      return self._step(theta, row)[0], pullback
+
+    function = of_b if self.free else whole
+    found = cells.map_rows(function, theta, rows, self._accuracy)
+    return [a for a, _ in found], [pullback for _, pullback in found]
+
+  def pull(self, d_always, pullbacks, d_pairs):
+    """Returns the sum of dA, the cotangents of theta, and of the inputs."""
+    if self.free:
+      for d_a, _ in d_pairs:
+        d_always = jax.tree.map(jnp.add, d_always, d_a)
+      d_pairs = [d_b for _, d_b in d_pairs]
+    given = list(zip(pullbacks, d_pairs, strict=True))
+    found = cells.map_rows(_pull, (), given, self._accuracy)
+    rows = [d_row[: self._streams] for _, d_row in found]
+    return d_always, [d_params for d_params, _ in found], rows
+
+  def add_always(self, theta, d_theta, d_always):
+    """Adds the cotangents of theta by the sum of dA."""
+    if not self.free:
+      return d_theta
+
+    def of_theta(theta, unread, d_a):
+      always = lambda theta: self._step(theta, unread)[0]
+      return jax.vjp(always, theta)[1](d_a)[0]
+
+    unread = (blocks.zeros(),) * self._inputs
+    more = cells.legalize(of_theta, self._accuracy)(theta, unread, d_always)
+    return tuple(map(jnp.add, d_theta, more))
+
+
+def _rows(plan: Plan, loop, block, reads: Sequence[bool], states: int, wave):
   """Returns inputs, h_{t-1} and g of each step in a block.
 
-  Inputs that are not read are zeros.
+  Inputs that are not read, and cotangents that are not there, are zeros.
   """
-  rows = inputs.rows(wave)
   zero = blocks.zeros()
-  whole = []
-  for values in map(iter, rows):
-    row = tuple(next(values) if read else zero for read in reads)
-    whole.append((row, *values))
-  return zip(*whole, strict=True)
+  rows, befores, cotangents = [], [], []
+  for values in map(iter, loop.inputs.rows(wave)):
+    rows.append(tuple(next(values) if read else zero for read in reads))
+    befores.append(tuple(next(values) for _ in range(states)))
+    given = tuple(values)
+    cotangents.append(given + (zero,) * (states - len(given)))
+  return _with_starts(plan, block, rows), befores, cotangents
 
 
 def _pairs(
     block: kernel_call.BlockFlags, lambdas, befores, scales, restart, d_restart
 ):
-  """Returns (da, db) of each step in a block, and the cotangent of restart.
+  """Returns (dA, db) of each step in a block, and the cotangent of restart.
 
   Args:
     block: the flags.
     lambdas: cotangent of h after each step.
     befores: h before each step.
-    scales: a of each step without flags.
+    scales: A of each step without flags.
     restart: h after a reset, or None without flags.
     d_restart: its cotangent so far.
   """
+
+  def without():
+    given = zip(scales, lambdas, befores, strict=True)
+    pairs = [(linear_maps.outer(a, mu, h), mu) for a, mu, h in given]
+    return pairs, d_restart
 
   def with_flags():
     d_pairs, d_sum = [], d_restart
     for i, (mu, before) in enumerate(zip(lambdas, befores, strict=True)):
       restarts, idle = block.restarts(i), block.idle(i)
-      (before,) = step_flags.select(restarts, (restart,), (before,))
-      d_pairs.append(step_flags.select(idle, (0.0, 0.0), (mu * before, mu)))
-      if restart is not None:
-        (a,) = step_flags.select(idle, (1.0,), (scales[i],))
-        d_in = step_flags.select(restarts, (a * mu,), (0.0,))
-        d_sum = d_sum + d_in[0]
+      if restarts is not None:
+        before = linear_maps.where(restarts, restart, before)
+        back = linear_maps.transposed(block.held(i, scales[i]))
+        d_in = linear_maps.times(back, mu)
+        d_in = linear_maps.where(restarts, d_in, (0.0,) * len(mu))
+        d_sum = linear_maps.add(d_sum, d_in)
+      pair = linear_maps.outer(scales[i], mu, before), mu
+      if idle is not None:
+        pair = linear_maps.where(idle, 0.0, pair)
+      d_pairs.append(pair)
     return d_pairs, d_sum
-
-  def without():
-    pairs = zip(lambdas, befores, strict=True)
-    return [(mu * before, mu) for mu, before in pairs], d_restart
 
   return block.either(with_flags, without)
 
 
 def _maps(scales, cotangents, block: kernel_call.BlockFlags):
-  """Returns the adjoint's map of each step, from a without flags, and g."""
+  """Returns the adjoint's map of each step, from A without flags, and g."""
   pairs = list(zip(scales, cotangents, strict=True))
+
+  def map_of(a, g):
+    back = linear_maps.transposed(a)
+    return back, linear_maps.times(back, g)
 
   def with_flags():
     maps = []
     for i, (a, g) in enumerate(pairs):
-      (a,) = step_flags.select(block.idle(i), (1.0,), (a,))
-      maps.append(step_flags.select(block.restarts(i), (0.0, 0.0), (a, a * g)))
+      pair = map_of(block.held(i, a), g)
+      if (restarts := block.restarts(i)) is not None:
+        pair = linear_maps.where(restarts, 0.0, pair)
+      maps.append(pair)
     return maps
 
-  return block.either(with_flags, lambda: [(a, a * g) for a, g in pairs])
+  return block.either(with_flags, lambda: [map_of(a, g) for a, g in pairs])
 
 
 def _pull(_, given):
@@ -306,19 +427,24 @@ def _pull(_, given):
   return pullback(d_pair)
 
 
-def needed(step: Callable[..., Any], params: int, inputs: int) -> list[bool]:
+def needed(
+    step: Callable[..., Any], params: int, inputs: int, reads_starts: bool
+) -> list[bool]:
   """Returns for each input of a step whether the adjoint reads it.
 
   Args:
-    step: (theta, inputs) -> (a, b).
+    step: (theta, inputs) -> (A, b).
     params: number of per-feature parameters.
     inputs: number of inputs.
+    reads_starts: whether the step has an input more, which flags are made of.
   """
   lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
+  types = (lane,) * params, (lane,) * (inputs + reads_starts)
 
   def adjoint(theta, cotangents, row):
     (a, _), pull = jax.vjp(step, theta, row)
     return a, pull(cotangents)
 
-  avals = (lane,) * params, (lane, lane), (lane,) * inputs
-  return cells.used(adjoint, *avals)[-inputs:]
+  theta, row = types
+  used = cells.used(adjoint, theta, jax.eval_shape(step, *types), row)
+  return used[-len(row) :][:inputs]

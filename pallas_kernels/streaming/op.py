@@ -42,10 +42,12 @@ class Recurrence:
   """Static (hashable) arguments of one recurrence.
 
   Attributes:
-    step: (theta, inputs) -> (a, b) if linear, else (theta, inputs, carry) ->
+    step: (theta, inputs) -> (A, b) if linear, else (theta, inputs, carry) ->
       carry; pointwise, hashable.
-    linear: whether carry_t = a_t carry_{t-1} + b_t.
+    linear: whether carry_t = A_t carry_{t-1} + b_t.
+    states: number of arrays of the carry.
     params: number of rows of theta.
+    reads_starts: whether the step has one input more: whether it restarts.
     shape: (B, T, F).
     call: the caller's options; `out_dtype` is given.
     target: the device.
@@ -53,7 +55,9 @@ class Recurrence:
 
   step: Callable[..., Any]
   linear: bool
+  states: int
   params: int
+  reads_starts: bool = False
   shape: tuple[int, int, int]
   call: call_lib.Call
   target: devices.Target
@@ -124,13 +128,14 @@ class Recurrence:
         has_flags=flags is not None,
         has_carry=carry is not None,
         has_restart=restart is not None,
+        reads_starts=self.reads_starts,
         interpret=interpret,
     )
 
-  def operations(self, gates: int, states: int) -> int:
+  def operations(self, gates: int) -> int:
     """Returns about the number of operations of a step of a diagonal cell."""
     lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
-    args = (lane,) * self.params, (lane,) * gates, (lane,) * states
+    args = (lane,) * self.params, (lane,) * gates, (lane,) * self.states
     step = cells.legalize(self.step)
     return len(jax.make_jaxpr(step)(*args).eqns)
 
@@ -143,8 +148,6 @@ class Recurrence:
     exists. Zeros would do, but each constant costs a launch of its own.
     """
     unread = arrays[0]
-    if self.linear:  # Then h is all of the carry.
-      carry, restart = (None if x is None else x[0] for x in (carry, restart))
     return kernel_call.Operands(
         theta=theta if self.params else unread,
         arrays=arrays,
@@ -224,10 +227,10 @@ def linear_adjoint_of(
     recurrence: the static arguments.
     theta: per-feature parameters, float32 [rows, F].
     arrays: inputs, [B, T, F] or [B, T, g, F].
-    carry: h before the first step, float32 [1, B, F].
+    carry: h before the first step, float32 [S, B, F].
     reset: bool [B, T] or None.
     h: h after every step, [B, T, F].
-    d_last: cotangent of the final carry, float32 [1, B, F].
+    d_last: cotangent of the final carry, float32 [S, B, F].
     d_h: cotangent of h.
 
   Returns:
@@ -314,19 +317,15 @@ def _forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
   ins = blocks.streams_of(arrays)
   outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
   operands = recurrence.operands(theta, arrays, (), carry, restart, flags)
-  options: dict[str, Any] = {'out_dtype': out_dtype}
-  if not recurrence.linear:
-    options['outputs'] = outputs
 
   def kernel(config):
     run_kernel = linear.forward if recurrence.linear else diagonal.forward
     plan = recurrence.plan(config, carry, restart, flags)
-    return functools.partial(run_kernel, plan, **options)
+    return functools.partial(
+        run_kernel, plan, outputs=outputs, out_dtype=out_dtype
+    )
 
-  states = 1 if recurrence.linear else carry.shape[0]
-  carries, last = _tuned(recurrence, ins, outs, kernel, states)(operands)
-  if recurrence.linear:
-    return last[None], (carries,)[:outputs]
+  carries, last = _tuned(recurrence, ins, outs, kernel)(operands)
   return last, carries
 
 
@@ -334,9 +333,8 @@ def _run_fwd(recurrence: Recurrence, theta, arrays, carry, restart, flags):
   theta, arrays, carry, restart = autodiff.differentiable_once(
       (theta, arrays, carry, restart)
   )
-  states = 1 if recurrence.linear else carry.shape[0]
   # The backward pass reads all carries.
-  call = dataclasses.replace(recurrence.call, outputs=states)
+  call = dataclasses.replace(recurrence.call, outputs=recurrence.states)
   saving = dataclasses.replace(recurrence, call=call)
   last, carries = forward(saving, theta, arrays, carry, restart, flags)
   saved = theta, arrays, carries, carry, restart, flags
@@ -409,9 +407,10 @@ def _backward(
   ins = list(outs)
   operands = recurrence.operands(theta, arrays, carries, carry, restart, flags)
   if recurrence.linear:
-    needed = linear.needed(recurrence.step, recurrence.params, len(outs))
+    needed = linear.needed(
+        recurrence.step, recurrence.params, len(outs), recurrence.reads_starts
+    )
     ins = [s for s, need in zip(outs, needed, strict=True) if need]
-    d_last = d_last[0]
   ins += [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
 
   def kernel(config):
@@ -421,23 +420,17 @@ def _backward(
       # The cut decides over how many warpgroups and segments these are summed.
       if recurrence.linear:
         *results, d_theta, d_restart = linear.backward(plan, *operands)
-        return *results, d_theta.sum((0, 1)), d_restart.sum(1)
+        return *results, d_theta.sum((0, 1)), d_restart.sum(2)
       *results, d_theta, d_restart = diagonal.backward(plan, *operands)
       return *results, d_theta.sum(0), d_restart
 
     return summed
 
-  tuned = _tuned(recurrence, ins, outs, kernel, len(carries), adjoint=True)
-  cotangents = kernel_call.Cotangents(d_carries, d_last)
-  d_arrays, d_carry, d_theta, d_restart = tuned(operands, cotangents)
-  if recurrence.linear:
-    return d_arrays, d_carry[None], d_theta, d_restart[None]
-  return d_arrays, d_carry, d_theta, d_restart
+  tuned = _tuned(recurrence, ins, outs, kernel, adjoint=True)
+  return tuned(operands, kernel_call.Cotangents(d_carries, d_last))
 
 
-def _tuned(
-    recurrence: Recurrence, ins, outs, kernel, states: int, adjoint=False
-):
+def _tuned(recurrence: Recurrence, ins, outs, kernel, adjoint=False):
   """Returns a kernel as a function of its operands, with the best cut.
 
   Args:
@@ -446,7 +439,6 @@ def _tuned(
     outs: the streams that are written.
     kernel: returns the kernel of a cut. Under `vmap` that is the best for all
       elements together if it has one segment.
-    states: arrays of the carry.
     adjoint: whether it is for the backward pass.
   """
   layout, target = recurrence.layout, recurrence.target
@@ -457,7 +449,7 @@ def _tuned(
       return tuning.linear(many, ins, outs, target, adjoint)
     # An adjoint runs a step again before its derivative.
     gates = len(outs if adjoint else ins)
-    size = recurrence.operations(gates, states) * (2 if adjoint else 1)
+    size = recurrence.operations(gates) * (2 if adjoint else 1)
     return tuning.diagonal(many, ins, outs, target, size)
 
   config = choose(layout.batch)

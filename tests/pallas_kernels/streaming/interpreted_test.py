@@ -348,16 +348,18 @@ class SegmentsTest(absltest.TestCase):
     a[:40, 1], a[40, 1], b[3, 1] = 1e-20, 0, np.inf  # an infinity,
     a[:20, 2] = 1e-20  # and an underflow.
     a, b = jnp.asarray(a), jnp.asarray(b)
-    want, h = [], jnp.zeros(40)
-    for pair in zip(a, b, strict=True):
-      want.append(h := affine_maps.step(pair, h))
+    want, h = [], (jnp.zeros(40),)
+    for x, y in zip(a, b, strict=True):
+      want.append(h := affine_maps.step((x, (y,)), h))
     for size in (1, 3, 8):
-      h = jnp.zeros(40)
+      h = (jnp.zeros(40),)
       for start in range(0, 48, size):
         end = start + size
-        block = list(zip(a[start:end], b[start:end], strict=True))
+        block = list(zip(a[start:end], zip(b[start:end]), strict=True))
         h = affine_maps.apply(affine_maps.compose(block), h)
-        np.testing.assert_allclose(h, want[end - 1], rtol=2e-6, atol=1e-5)
+        np.testing.assert_allclose(
+            h[0], want[end - 1][0], rtol=2e-6, atol=1e-5
+        )
 
   def test_blocks_never_forget(self):
     # Steps of 20,000 that amount to nothing but a NaN, or an infinity.
@@ -366,27 +368,31 @@ class SegmentsTest(absltest.TestCase):
     for poison in (jnp.nan, jnp.inf):
 
       def block(h, a):
-        pairs = [(row, jnp.ones_like(row)) for row in a]
+        pairs = [(row, (jnp.ones_like(row),)) for row in a]
         return affine_maps.apply(affine_maps.compose(pairs), h), ()
 
-      h = jnp.full((128,), poison)
-      h, _ = jax.lax.scan(block, h, a.reshape(-1, 16, 128))
+      h = (jnp.full((128,), poison),)
+      (h,), _ = jax.lax.scan(block, h, a.reshape(-1, 16, 128))
       self.assertFalse(np.isfinite(h).any())
 
   def test_places_are_distinct(self):
     layout = blocks.Layout(3, 4096, 256)
     config = blocks.Config(8, 1, 4, 4, 2)
     plan = types.SimpleNamespace(layout=layout, config=config)
-    shape = handoffs.MapRing.shape(plan)
-    found = []
-    for batch, wave, pair in np.ndindex(3, shape[0], 2):
-      walk = types.SimpleNamespace(layout=layout, batch=batch)
-      ring = handoffs.MapRing.__new__(handoffs.MapRing)
-      ring.walk, ring.pairs, ring.lane = walk, 2, np.arange(256)
-      found.append(ring._place(wave + 5, pair))
-    # Each has two maps of two words.
-    starts = np.sort(np.concatenate(found))
-    np.testing.assert_array_equal(starts, 4 * np.arange(math.prod(shape) // 4))
+    # Maps of 2, 4 and 6 numbers.
+    for like in (0, (0,)), ((0, 0), (0, 0)), (((0, 0), (0, 0)), (0, 0)):
+      shape = handoffs.MapRing.shape(plan, like)
+      found = []
+      for batch, wave in np.ndindex(3, shape[0]):
+        walk = types.SimpleNamespace(
+            layout=layout, batch=batch, config=config, features=slice(0, 256)
+        )
+        with mock.patch.object(handoffs.ptx, 'thread', lambda: np.arange(256)):
+          ring = handoffs.MapRing(walk, like, None)
+        found += [place for _, place in ring.places(wave + 5)]
+      starts = np.sort(np.concatenate(found))
+      places = 4 * np.arange(math.prod(shape) // 4)
+      np.testing.assert_array_equal(starts, places)
 
   def test_cut(self):
     target = devices.Target(132, False)
