@@ -33,6 +33,9 @@ from rnnzoo.cells.indrnn import IndRNN
 from rnnzoo.cells.irevrnn import IRevRNN
 from rnnzoo.cells.irevrnn import IRevRNNCarry
 from rnnzoo.cells.irevrnn import IRevRNNCell
+from rnnzoo.cells.lru import ComplexCarry
+from rnnzoo.cells.lru import LRU
+from rnnzoo.cells.lru import LRUCell
 from rnnzoo.cells.lstm import LSTM
 from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
@@ -78,6 +81,7 @@ _LAYERS: dict[str, type[RecurrentLayer]] = {
     'IRevRNN': IRevRNN,
     'MinGRU': MinGRU,
     'MinLSTM': MinLSTM,
+    'LRU': LRU,
 }
 _OWN_NAMES = frozenset(_LAYERS)
 

@@ -215,6 +215,7 @@ class LinenTest(parameterized.TestCase):
       fields = {field.name for field in dataclasses.fields(module)}
       apart = {'self', 'rngs', 'options', 'unknown', 'cell', 'cell_params'}
       apart |= {'recurrent_structure', 'max_abs', 'num_heads'}
+      apart |= {'state_features', 'input_map', 'readout'}
       different = (known.keys() ^ fields) - apart
       self.assertEqual(different, {'parent', 'name'}, msg=name)
       for field in dataclasses.fields(module):

@@ -20,12 +20,24 @@ Array = jax.Array
 Carry = cell_lib.Carry
 
 
+class _StateFeatures:
+  """`out_features`, where a layer does not set `state_features`."""
+
+  def __get__(self, layer: Any, owner: type | None = None) -> Any:
+    return self if layer is None else layer.out_features
+
+
 class CellParameters(sequence_layer.SequenceLayer):
   """The parameters of `RecurrentLayer`, which documents them."""
 
   cell: cell_lib.Cell
+  # Only layers that have them set these: others keep the static part, and the
+  # checkpoints, that they always had.
+  state_features: Any = _StateFeatures()
+  input_map: Any = None
+  readout: Any = None
   num_heads: int
-  kernel: nnx.Param
+  kernel: Any
   bias: nnx.Param | None
   recurrent_kernel: nnx.Param | None
   cell_params: nnx.Dict
@@ -36,13 +48,15 @@ class CellParameters(sequence_layer.SequenceLayer):
 
   def _draw(self, rngs, kernel_init, bias_init) -> None:
     """Draws W and, with an initialiser for it, b."""
-    gates, features = self.cell.input_gates, self.out_features
+    self.kernel = self.bias = nnx.data(None)
+    if self.input_map is not None:
+      return
+    gates, features = self.cell.input_gates, self.state_features
     shape, dtype = (self.in_features, features), self.param_dtype
     keys = rngs.params
     self.kernel = initializers.draw(
         'kernel_init', kernel_init, keys, gates, shape, dtype
     )
-    self.bias = nnx.data(None)
     if bias_init is not None:
       self.bias = initializers.draw(
           'bias_init', bias_init, keys, gates, (features,), dtype
@@ -53,7 +67,7 @@ class CellParameters(sequence_layer.SequenceLayer):
     self.recurrent_kernel = nnx.data(None)
     if not self.cell.recurrent_gates:
       return
-    size = self.out_features // self.num_heads
+    size = self.state_features // self.num_heads
     self.recurrent_kernel = initializers.draw(
         'recurrent_kernel_init',
         recurrent_kernel_init,
@@ -100,7 +114,7 @@ class CellParameters(sequence_layer.SequenceLayer):
     return promotion.wide(dtype)
 
   def _initial_carry(self, batch_shape, dtype, like=None) -> Carry:
-    shape = (*batch_shape, self.out_features)
+    shape = (*batch_shape, self.state_features)
     if not self.learned_carry:
       return tuple(jnp.zeros(shape, dtype) for _ in self.cell.carry_names)
     learned = [c[...] for c in self.learned_carry]
@@ -127,6 +141,17 @@ class CellParameters(sequence_layer.SequenceLayer):
     bias = None if self.bias is None else self.bias[...]
     return self.kernel[...], bias
 
+  def _inputs(self, x: Array) -> tuple[call_lib.Projection, Any, Array]:
+    """Returns a projection, its weights, and the array that it projects.
+
+    Args:
+      x: [B, T, in_features] or [T, B, in_features].
+    """
+    if self.input_map is None:
+      return call_lib.Dense(), self._weights(), x
+    gates = jnp.stack(self.input_map(x), axis=-2)
+    return call_lib.Given(), (), gates
+
   def _recurrent_kernel(self, dtype, like=None) -> Array | None:
     if self.recurrent_kernel is None:
       return None
@@ -151,12 +176,13 @@ class CellParameters(sequence_layer.SequenceLayer):
 
   def _check_parameters(self) -> None:
     """Raises ValueError for a state that is not this layer's own."""
-    gates, features = self.cell.input_gates, self.out_features
+    gates, features = self.cell.input_gates, self.state_features
     size = features // self.num_heads
     heads = (self.cell.recurrent_gates, self.num_heads, size, size)
-    given: list[tuple[str, Any, tuple[int, ...] | None]] = [
-        ('kernel', self.kernel, (gates, self.in_features, features))
-    ]
+    given: list[tuple[str, Any, tuple[int, ...] | None]] = []
+    if self.input_map is None:
+      shape = gates, self.in_features, features
+      given.append(('kernel', self.kernel, shape))
     if self.bias is not None:
       given.append(('bias', self.bias, (gates, features)))
     if self.recurrent_kernel is not None:
@@ -175,7 +201,7 @@ class CellParameters(sequence_layer.SequenceLayer):
     return cell_lib.like(given, carry)
 
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
-    expected = (*batch_shape, self.out_features)
+    expected = (*batch_shape, self.state_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
 
 

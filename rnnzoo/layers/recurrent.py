@@ -54,13 +54,17 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
   Attributes:
     cell: the equations, static.
     in_features: size of the input's last axis.
-    out_features: size of the output's last axis, the cell's features.
+    out_features: size of the output's last axis.
+    state_features: size of a carry's last axis, the cell's features F below;
+      `out_features` unless there is a readout.
     num_heads: number of diagonal blocks of the recurrent kernel.
     kernel: W, [input_gates, in_features, features].
     bias: b, [input_gates, features], or None.
     recurrent_kernel: [recurrent_gates, heads, head_dim, head_dim], or None for
       a cell without recurrent gates.
     cell_params: the cell's own parameters by name, each [..., features].
+    input_map: a module that makes the input gates in place of W and b, or None.
+    readout: a module that makes the output of x and the carry, or None.
     learned_carry: one array [features] for each of the cell's carries where the
       initial carry is learned; empty where it is zero.
   """
@@ -82,6 +86,9 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       max_abs: float | None = None,
       bias_init: Initializer | Sequence[Initializer] = initializers.zeros,
       learn_initial_carry: bool = False,
+      state_features: int | None = None,
+      input_map: Callable[[Array], cell_lib.Gates] | None = None,
+      readout: Callable[[Array, Carry], Array] | None = None,
       recurrent_gradient_clip: float | None = None,
       stop_recurrent_gradient: bool = False,
       dtype: jax.typing.DTypeLike | None = None,
@@ -116,6 +123,13 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         a sequence has one for each gate.
       learn_initial_carry: learn the initial carry, from zero, instead of always
         starting from zero.
+      state_features: size of the carry where a readout makes the output; None
+        for `features`.
+      input_map: an `nnx.Module` that makes the input gates in place of W and b:
+        x [..., in_features] -> a tuple of arrays [..., state_features].
+      readout: an `nnx.Module` that makes the output: x [..., in_features] and a
+        tuple of the carry's arrays [..., state_features] -> [..., features].
+        None: the output is the carry's first array.
       recurrent_gradient_clip: c > 0, against gradients that grow over time: in
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
@@ -148,7 +162,15 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     """
     settings.no_more(unknown, type(self).__name__)
     contract.check(cell, cell_params)
-    parameters.check_cell_params(cell_params, features)
+    if state_features is not None:
+      settings.positive(state_features, 'state_features')
+      if readout is None and state_features != features:
+        raise ValueError(
+            f'state_features={state_features} without a readout must be'
+            f' features={features}: the output is the state then.'
+        )
+    state = state_features or features
+    parameters.check_cell_params(cell_params, state)
     initializers.check_rngs(rngs, 'params', required=True)
     settings.boolean(use_bias, 'use_bias')
     settings.function(recurrent_structure, 'recurrent_structure')
@@ -156,7 +178,8 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     if max_abs is not None:
       settings.within(max_abs, 'max_abs', above=0)
     settings.positive(in_features, 'in_features')
-    settings.heads(features, num_heads, cell.recurrent_gates > 0)
+    settings.positive(features, 'features')
+    settings.heads(state, num_heads, cell.recurrent_gates > 0)
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
@@ -184,6 +207,12 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       # Else not set: such a layer keeps the static part, and the checkpoints,
       # that it always had.
       self.time_axis_name = over
+    if state_features is not None:
+      self.state_features = state_features
+    if input_map is not None:
+      self.input_map = input_map
+    if readout is not None:
+      self.readout = readout
     self.cell = cell
     self.in_features = in_features
     self.out_features = features
@@ -201,7 +230,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
 
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(
-        nnx.Param(jnp.zeros((features,), param_dtype))
+        nnx.Param(jnp.zeros((state,), param_dtype))
         for _ in (cell.carry_names if learn_initial_carry else ())
     )
     self._draw(rngs, kernel_init, bias_init if use_bias else None)
@@ -218,7 +247,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       or wider: a named tuple, `carry.h` and so on.
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
-    settings.numbers_of((*batch_shape, self.out_features), 'The carry')
+    settings.numbers_of((*batch_shape, self.state_features), 'The carry')
     return self._named(self._initial_carry(batch_shape, self._state_dtype()))
 
   def unroll(
@@ -235,11 +264,13 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
   ) -> tuple[OwnT, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
-    call = self._call(reverse, time_major)
+    # A readout may take all of the carry.
+    read = 1 if self.readout is None else len(self.cell.carry_names)
+    call = self._call(reverse, time_major, read)
     given = x, initial_carry, reset, seq_lengths, mask
     with promotion.ranks_allowed():
-      carry, (h,) = self._run(*given, call)
-    return self._named(carry, initial_carry), h
+      carry, (y,) = self._run(*given, call)
+    return self._named(carry, initial_carry), y
 
   def unroll_carries(
       self,
@@ -344,7 +375,9 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     )
     kernel, rest = states
     has_kernel = self.recurrent_kernel is not None
-    heads = self.num_heads if has_kernel else self.out_features
+    heads = self.num_heads if has_kernel else self.state_features
+    if self.readout is not None or self.input_map is not None:
+      heads = 1  # They may mix all features.
     positions = axes.heads, axes.parameters, *positions
     over = sharding.choose((kernel, rest, *given), positions, heads)
     is_cut = bool(over[-1])
@@ -422,7 +455,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       """Makes one axis of all batch axes."""
       return None if a is None else a.reshape(*flat_lead, *a.shape[len(lead) :])
 
-    rows = lambda c: c.reshape(batch, self.out_features)
+    rows = lambda c: c.reshape(batch, self.state_features)
     reset, mask = flat(reset), flat(mask)
     if seq_lengths is not None:
       valid = time_devices.steps(time, over) < seq_lengths.reshape(batch, 1)
@@ -435,10 +468,14 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       carry = restart
     if initial_carry is not None:
       carry = tuple(rows(c.astype(state)) for c in initial_carry)
+    x = flat(x.astype(dtype))
+    if mask is not None and self.input_map is not None:
+      x = jnp.where(mask[..., None], x, 0)
+    projection, weights, inputs = self._inputs(x)
     operands = call_lib.Operands(
         params=self._cell_params(state, x),
-        weights=self._weights(),
-        x=flat(x.astype(dtype)),
+        weights=weights,
+        x=inputs,
         recurrent_kernel=self._recurrent_kernel(dtype, x),
         carry=carry,
         restart=restart,
@@ -446,16 +483,22 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         mask=mask,
     )
     # Outputs are the layer's, in its dtype; carries are as they are held.
-    if is_output:
-      call = dataclasses.replace(call, out_dtype=dtype)
+    call = dataclasses.replace(
+        call,
+        out_dtype=dtype if is_output else None,
+        starts=initial_carry is None,
+    )
     with jax.named_scope('recurrence'):
       carry, steps = paths.run(
-          self.cell, call_lib.Dense(), operands, call, self.implementation, over
+          self.cell, projection, operands, call, self.implementation, over
       )
+    if is_output and self.readout is not None:
+      x = x if mask is None else jnp.where(mask[..., None], x, 0)
+      steps = (self.readout(x, tuple(h.astype(dtype) for h in steps)),)
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
     kept = dtype if is_output else state
-    reshaped = lambda a, lead: a.reshape(*lead, self.out_features)
+    reshaped = lambda a, lead: a.reshape(*lead, a.shape[-1])
     carry = tuple(reshaped(c, batch_shape) for c in carry)
     return carry, tuple(reshaped(s.astype(kept), lead) for s in steps)
 
@@ -501,8 +544,14 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
           lambda a, b: jnp.where(reset[..., None], a, b), restart, arrays
       )
     x = x.astype(dtype)
-    gates = products.project_step(self._weights(), x)
-    stored = products.as_stored(self.kernel[...], x)
+    if self.input_map is None:
+      gates = products.project_step(self._weights(), x)
+      stored = products.as_stored(self.kernel[...], x)
+    else:
+      gates, stored = self.input_map(x), False
+    if getattr(self.cell, 'reads_starts', False):
+      starts = jnp.zeros((), bool) if reset is None else reset
+      gates += (jnp.broadcast_to(starts, batch_shape)[..., None],)
     kernels = scan_steps.pack(
         self.cell,
         self._recurrent_kernel(dtype, x),
@@ -517,7 +566,10 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         clip=self.recurrent_gradient_clip,
         stop=self.stop_recurrent_gradient,
     )
-    return cell_lib.like(carry, arrays), arrays[0].astype(dtype)
+    y = arrays[0].astype(dtype)
+    if self.readout is not None:
+      y = self.readout(x, tuple(h.astype(dtype) for h in arrays)).astype(dtype)
+    return cell_lib.like(carry, arrays), y
 
 
 def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
@@ -525,4 +577,6 @@ def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
   return (
       isinstance(layer, RecurrentLayer)
       and type(layer).unroll is RecurrentLayer.unroll
+      and layer.readout is None
+      and layer.input_map is None
   )

@@ -248,6 +248,32 @@ def boundary(reset: Array, reverse: bool, axis: int) -> Array:
   return jnp.concatenate([rest, last], axis=axis)
 
 
+def with_start(
+    operands: call_lib.Operands,
+    call: call_lib.Call,
+    axis: int,
+    first: Any = True,
+) -> Array:
+  """Returns resets in loop order, with one in the first step that is not held.
+
+  Args:
+    operands: the flags, in loop order, and x.
+    call: says in which order steps run.
+    axis: axis of time in x and the flags.
+    first: whether this device has the first of all steps.
+  """
+  reset, mask = operands.reset, operands.mask
+  if mask is None:
+    time = operands.x.shape[axis]
+    steps = lax.broadcasted_iota(jnp.int32, operands.x.shape[:2], axis)
+    starts = steps == (time - 1 if call.reverse else 0)
+  else:
+    count = lax.cumsum(mask.astype(jnp.int32), axis, reverse=call.reverse)
+    starts = mask & (count == 1)
+  starts &= first
+  return starts if reset is None else reset | starts
+
+
 def divisor(time: int, target: int) -> int:
   """Returns `target`, or a divisor of T near it, which spares a remainder."""
   target = max(1, min(time, target))

@@ -18,6 +18,7 @@ from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import choice as choice_lib
 from rnnzoo.engines import selection
+from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.engines.time import maps
 
@@ -119,6 +120,7 @@ def _on_devices(run_from, end, steps, h0, reverse, over):
     return a if reset is None else jnp.where(reset[..., None], 0, a)
 
   time = steps[0].shape[1]
+
   def compose(first, second):
     (a, b), (c, d) = first, second
     a, (b,) = maps.compose((a, (b,)), (c, (d,)))
@@ -169,6 +171,11 @@ def run(
   if reset is not None and call.reverse:
     reset = time_devices.boundary(reset, 0, over)
   operands = operands._replace(x=x, reset=reset, mask=mask)
+  if call.starts and cell.reads_starts:
+    # Of a mask, the device with the first steps is to have one that is valid.
+    first = time_devices.is_first(call.reverse, over)
+    reset = scan_steps.with_start(operands, call, 0, first)
+    operands = operands._replace(reset=reset)
 
   choice = choice_lib.Run(
       names=selection.names(implementation, linear=True),

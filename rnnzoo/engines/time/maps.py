@@ -356,9 +356,7 @@ def _adjoint(static, residuals, g):
 
 def _summed(d: Array, like: Array) -> Array:
   """Returns a cotangent, summed over the axes that `like` has no steps of."""
-  axes = [
-      i for i, (m, n) in enumerate(zip(d.shape, like.shape)) if m != n == 1
-  ]
+  axes = [i for i, (m, n) in enumerate(zip(d.shape, like.shape)) if m != n == 1]
   return jnp.sum(d, axes, keepdims=True) if axes else d
 
 
