@@ -426,7 +426,8 @@ def linear_scan(
   cotangent once and writes two. Sums are float32.
 
   Args:
-    a: [B, T, F]; float32, bfloat16 or float16.
+    a: [B, T, F], or [F] if it is free of time and batch; float32, bfloat16,
+      float16 or complex64.
     b: [B, T, F].
     h0: h before the first step, [B, F]; zeros if None.
     reset: bool [B, T], also where arrays are time-major; where true, h restarts
@@ -442,8 +443,8 @@ def linear_scan(
     NotImplementedError: the device, the jax version, a dtype or a size is one
       that the kernels cannot run; or a second derivative is asked for.
   """
-  _, (h,) = _run(a, b, h0, reset, reverse, time_major)
-  return h
+  _, h = _run(a, b, h0, reset, reverse, time_major)
+  return h[0] if len(h) == 1 else lax.complex(*h)
 
 
 def last(
@@ -491,27 +492,28 @@ def adjoint(
   """
   operands = devices.alike((a, b, h0, reset, h, d_last, d_h))
   a, b, h0, reset, h, d_last, d_h = operands
-  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, False)
+  recurrence, theta, arrays, h0 = _checked(a, b, h0, reset, reverse, False)
   from pallas_kernels.streaming import op as streaming_op
 
   d_last = d_last.astype(jnp.float32)[None]
   (d_a, d_b), d_h0 = streaming_op.linear_adjoint_of(
-      recurrence, theta, (a, b), h0, reset, h, d_last, d_h
+      recurrence, theta, arrays, h0, reset, h, d_last, d_h
   )
   return d_a, d_b, d_h0[0]
 
 
 def _run(a, b, h0, reset, reverse, time_major):
-  """Returns the last h, [1, B, F], and a tuple of all."""
+  """Returns the last h, each [B, F], and a tuple of all."""
   a, b, h0, reset = devices.alike((a, b, h0, reset))
-  recurrence, theta, h0 = _checked(a, b, h0, reset, reverse, time_major)
+  checked = _checked(a, b, h0, reset, reverse, time_major)
+  recurrence, theta, arrays, h0 = checked
   # Pallas's GPU backend is imported where it is known to work.
   from pallas_kernels.streaming import op as streaming_op
 
   return streaming_op.run(
       recurrence,
       theta,
-      (a, b),
+      arrays,
       input_kernel=None,
       carry=h0,
       restart=None,
@@ -521,41 +523,68 @@ def _run(a, b, h0, reset, reverse, time_major):
 
 
 def _checked(a, b, h0, reset, reverse, time_major):
-  """Returns the static arguments, theta and h0 as `streaming.op` takes them."""
+  """Returns static arguments, theta, arrays and h0 as `streaming.op` has them."""
   target = devices.current()
-  if a.ndim != 3:
-    raise ValueError(f'a must be [batch, time, features], got {a.shape}.')
-  arguments.shape('b', b, 'like a', a.shape)
-  arguments.dtypes('linear_scan', (a.dtype, b.dtype))
+  if b.ndim != 3:
+    raise ValueError(f'b must be [batch, time, features], got {b.shape}.')
+  is_free = a.ndim == 1
+  expected = b.shape[-1:] if is_free else b.shape
+  arguments.shape('a', a, 'like b, or [features]', expected)
+  dtype = jnp.result_type(a, b)
+  is_complex = dtype == jnp.complex64
+  if not is_complex:
+    arguments.dtypes('linear_scan', (a.dtype, b.dtype))
   arguments.unsharded('linear_scan', (a, b, h0, reset))
   from pallas_kernels.streaming import op as streaming_op
 
-  batch, time, features = a.shape
+  batch, time, features = b.shape
   if time_major:
     batch, time = time, batch
   arguments.sizes('linear_scan', batch, time, features)
   arguments.flags('reset', reset, batch, time)
+  # Complex numbers are pairs; interpreted kernels have arrays of either part.
+  parts = lambda x: [x.real, x.imag] if is_complex else [x]
   if h0 is not None:
     arguments.shape('h0', h0, '[batch, features]', (batch, features))
-    h0 = h0.astype(jnp.float32)[None]
+    h0 = jnp.stack(parts(h0)).astype(jnp.float32)
+  a, b = (x.astype(dtype) if is_complex else x for x in (a, b))
+  arrays = (b,) if is_free else (a, b)
+  if is_complex and target.interpret:
+    arrays = tuple(part for x in arrays for part in parts(x))
+    dtype = jnp.dtype(jnp.float32)
+  theta = jnp.zeros((1, features), jnp.float32)
+  if is_free:
+    theta = jnp.stack(parts(a)).astype(jnp.float32)
+  states = 2 if is_complex else 1
   recurrence = streaming_op.Recurrence(
-      step=_inputs,
+      step=_Coefficients(states, is_free),
       linear=True,
-      states=1,
-      params=0,
+      states=states,
+      params=states if is_free else 0,
       shape=(batch, time, features),
       call=call_lib.Call(
           reverse=reverse,
           time_major=time_major,
-          out_dtype=jnp.result_type(a, b),
+          outputs=states,
+          out_dtype=dtype,
       ),
       target=target,
   )
-  return recurrence, jnp.zeros((1, features), jnp.float32), h0
+  return recurrence, theta, arrays, h0
 
 
-def _inputs(theta, row):
-  """Returns the coefficients of a plain scan: its inputs."""
-  del theta
-  a, b = row
-  return a, (b,)
+@dataclasses.dataclass(frozen=True)
+class _Coefficients:
+  """(theta, inputs) -> (A, b) of a plain scan.
+
+  Attributes:
+    states: 2 where numbers are complex, else 1.
+    is_free: whether A is free of time, in theta, or an input.
+  """
+
+  states: int
+  is_free: bool
+
+  def __call__(self, theta, row):
+    a = tuple(theta if self.is_free else row[: self.states])
+    return a if self.states == 2 else a[0], tuple(row[-self.states :])

@@ -362,11 +362,11 @@ def array(given: Any, label: str) -> Array:
   return result
 
 
-def number(given: Any, label: str) -> None:
-  """Raises ValueError unless an array holds real numbers."""
+def number(given: Any, label: str, *, or_complex: bool = False) -> None:
+  """Raises ValueError unless an array holds real, or complex, numbers."""
   if not jnp.issubdtype(given.dtype, jnp.number):
     raise ValueError(f'{label} must be real numbers, got {given.dtype}.')
-  if jnp.issubdtype(given.dtype, jnp.complexfloating):
+  if jnp.issubdtype(given.dtype, jnp.complexfloating) and not or_complex:
     raise ValueError(
         f'{label} must be real, got {given.dtype}: complex numbers are not'
         ' supported, and their imaginary part would be lost.'

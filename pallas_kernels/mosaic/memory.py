@@ -285,3 +285,48 @@ def fetch_commit() -> None:
 def fetch_wait(pending: int) -> None:
   """Waits until at most `pending` of this thread's groups are in flight."""
   ptx.emit(f'cp.async.wait_group {pending};', {}, {})
+
+
+# Pairs of float32, as complex arrays hold them.
+
+
+def copy_pair(ref: Ref, place: Array, source: Ref, offset: Array, size: Array):
+  """Starts copying a pair from device memory to shared memory.
+
+  Args:
+    ref: an array in shared memory.
+    place: the place in bytes.
+    source: a complex array in device memory.
+    offset: the place in pairs.
+    size: int32, the bytes that are read, 8 or 0; all others become zeros.
+  """
+  code = gmem_address(8) + (
+      ' .reg .u32 s; add.u32 s, %base_s, %place;'
+      ' cp.async.ca.shared.global [s], [a], 8, %size;'
+  )
+  operands = {'base': source, 'offset': offset, 'base_s': ref, 'place': place}
+  ptx.emit('{' + code + '}', {}, operands | {'size': size})
+
+
+def load_pair(ref: Ref, place: Array) -> tuple[Array, ...]:
+  """Returns the pair at a place in bytes in shared memory."""
+  code = _SMEM_ADDRESS + ' ld.shared.v2.f32 {%re, %im}, [a];'
+  results = {'re': jnp.float32, 'im': jnp.float32}
+  return ptx.emit('{' + code + '}', results, {'base': ref, 'offset': place})
+
+
+def store_pair(
+    ref: Ref, offset: Array, pair: Sequence[Array], where: Array
+) -> None:
+  """Stores a pair in device memory.
+
+  Args:
+    ref: a complex array in device memory.
+    offset: the place in pairs.
+    pair: float32.
+    where: int32, not 0 in threads that store.
+  """
+  operands = {'base': ref, 'offset': offset, 're': pair[0], 'im': pair[1]}
+  code, guard = predicate(where, operands)
+  code += f' {guard}st.global.v2.f32 [a], {{%re, %im}};'
+  ptx.emit('{' + gmem_address(8) + code + '}', {}, operands)

@@ -20,7 +20,9 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 from jaxlib.mlir.dialects import llvm
+from jaxlib.mlir.dialects import memref
 from jaxlib.mlir.dialects import vector
 import numpy as np
 
@@ -150,6 +152,13 @@ def _type(dtype) -> ir.Type:
 def _scalars(x, kind: str) -> list[ir.Value]:
   """Returns the values of one operand, one for each element of a thread."""
   if kind == 'ref':
+    if isinstance(x.type.element_type, ir.ComplexType):
+      # Mosaic knows no complex numbers; in device memory they are pairs.
+      address = memref.extract_aligned_pointer_as_index(x)
+      _, offset, *_ = memref.extract_strided_metadata(x)
+      size = arith.constant(ir.IndexType.get(), 8)
+      address = arith.addi(address, arith.muli(offset, size))
+      return [arith.index_cast(ir.IntegerType.get_signless(64), address)]
     pointer = mgpu_utils.memref_ptr(x)
     shared = mgpu_utils.is_smem_ref(x)
     bits = ir.IntegerType.get_signless(32 if shared else 64)

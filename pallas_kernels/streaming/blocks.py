@@ -112,12 +112,24 @@ class Stream:
     gate: index of the third axis, or None where there is none.
     dtype: dtype as stored.
     shift: number of steps of time by which it is read later.
+    conjugate: whether a complex stream is conjugated on its way.
   """
 
   array: int
   gate: int | None
   dtype: Any
   shift: int = 0
+  conjugate: bool = False
+
+  @property
+  def is_complex(self) -> bool:
+    """Whether each element is a pair of float32."""
+    return jnp.issubdtype(self.dtype, jnp.complexfloating)
+
+  @property
+  def numbers(self) -> int:
+    """Number of values that a row of the stream has for each feature."""
+    return 2 if self.is_complex else 1
 
 
 def streams_of(arrays: Sequence[Any]) -> tuple[Stream, ...]:
@@ -127,6 +139,23 @@ def streams_of(arrays: Sequence[Any]) -> tuple[Stream, ...]:
     gates = range(array.shape[2]) if array.ndim == 4 else (None,)
     streams += [Stream(i, gate, array.dtype) for gate in gates]
   return tuple(streams)
+
+
+def of_carry(outputs: int, dtype: Any) -> tuple[Stream, ...]:
+  """Returns the streams of the first arrays of a carry, each an array.
+
+  Args:
+    outputs: number of arrays; a complex array holds two.
+    dtype: their dtype.
+  """
+  is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+  count = outputs // 2 if is_complex else outputs
+  return tuple(Stream(i, None, jnp.dtype(dtype)) for i in range(count))
+
+
+def numbers(streams: Sequence[Stream]) -> int:
+  """Returns the number of values of a step of all streams."""
+  return sum(stream.numbers for stream in streams)
 
 
 def zeros() -> Array:
@@ -423,15 +452,20 @@ def ring_types(streams: Sequence[Stream], config: Config, slots: int):
     slots: number of slots of each warpgroup.
   """
   shape = (config.warpgroups * slots, config.rows, LANES)
-  return tuple(plgpu.SMEM(shape, stream.dtype) for stream in streams)
-
-
-def barrier_type(streams: Sequence[Stream], config: Config):
-  """Returns the type of the mbarriers of `Inputs`."""
-  return plgpu.Barrier(
-      num_arrivals=len(streams),
-      num_barriers=config.warpgroups * config.stages,
+  return tuple(
+      plgpu.SMEM((*shape, 2), jnp.float32)
+      if stream.is_complex
+      else plgpu.SMEM(shape, stream.dtype)
+      for stream in streams
   )
+
+
+def barrier_types(streams: Sequence[Stream], config: Config):
+  """Returns the type of the mbarriers of `Inputs`, none for complex streams."""
+  if streams[0].is_complex:
+    return ()
+  count = config.warpgroups * config.stages
+  return (plgpu.Barrier(num_arrivals=len(streams), num_barriers=count),)
 
 
 def shared_bytes(
@@ -440,4 +474,6 @@ def shared_bytes(
   """Returns the bytes of shared memory that the rings of a CTA take."""
   block = config.warpgroups * config.rows * LANES
   size = lambda streams: sum(s.dtype.itemsize for s in streams)
+  # Complex streams leave without a ring.
+  outputs = [stream for stream in outputs if not stream.is_complex]
   return block * (config.stages * size(inputs) + OUT_SLOTS * size(outputs))

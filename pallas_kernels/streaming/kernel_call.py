@@ -20,6 +20,7 @@ from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import blocks
+from pallas_kernels.streaming import pairs
 
 Array = jax.Array
 Ref = Any
@@ -130,13 +131,16 @@ def streams(
   """
   arrays, carries, given = operands.arrays, operands.carries, cotangents.carries
   shifts = [1 if plan.reverse else -1] * len(carries) + [0] * len(given)
+  # The adjoint is written for real numbers, whose gradient JAX conjugates.
+  flips = [False] * len(carries) + [True] * len(given)
   others = [
-      blocks.Stream(len(arrays) + i, None, x.dtype, shift)
-      for i, (x, shift) in enumerate(
-          zip((*carries, *given), shifts, strict=True)
+      blocks.Stream(len(arrays) + i, None, x.dtype, shift, flip)
+      for i, (x, shift, flip) in enumerate(
+          zip((*carries, *given), shifts, flips, strict=True)
       )
   ]
-  return blocks.streams_of(arrays), others
+  outs = blocks.streams_of(arrays)
+  return tuple(dataclasses.replace(s, conjugate=True) for s in outs), others
 
 
 class Loop:
@@ -161,14 +165,17 @@ class Loop:
 
   def __init__(self, plan: Plan, reverse: bool, ins, outs, flags, refs, counts):
     groups = []
-    for size in (*counts, len(ins), len(outs)):
+    is_complex = ins[0].is_complex
+    rings = len(ins), 0 if is_complex else len(outs), not is_complex
+    for size in (*counts, *rings):
       groups.append(refs[:size])
       refs = refs[size:]
-    sources, targets, self.others, in_rings, out_rings = groups
-    barriers, *self.scratch = refs
+    sources, targets, self.others, in_rings, out_rings, barriers = groups
+    self.scratch = refs
     self.walk = walk(plan, reverse)
-    self.inputs = blocks.Inputs(self.walk, ins, sources, in_rings, barriers)
-    self._outputs = blocks.Outputs(self.walk, outs, targets, out_rings)
+    copies: Any = pairs if is_complex else blocks
+    self.inputs = copies.Inputs(self.walk, ins, sources, in_rings, *barriers)
+    self._outputs = copies.Outputs(self.walk, outs, targets, out_rings)
     self._params, self._flags = plan.params, flags if plan.has_flags else None
 
   def read(self, ref: Ref, states: int) -> tuple[Array, ...]:
@@ -268,8 +275,10 @@ def run(
       grid_names=tuple(grid),
       scratch_types=[
           *blocks.ring_types(ins, config, config.stages),
-          *blocks.ring_types(outs, config, blocks.OUT_SLOTS),
-          blocks.barrier_type(ins, config),
+          *blocks.ring_types(
+              [s for s in outs if not s.is_complex], config, blocks.OUT_SLOTS
+          ),
+          *blocks.barrier_types(ins, config),
           *scratch,
       ],
       compiler_params=compiler_params.COMPILER_PARAMS,

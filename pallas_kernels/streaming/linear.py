@@ -20,6 +20,7 @@ Time is shared out at two levels:
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -71,7 +72,7 @@ def forward(
   layout = plan.layout
   accuracy = kernel_call.accuracy(plan)
   ins = blocks.streams_of(operands.arrays)
-  like = form(plan, len(ins) + plan.reads_starts)
+  like = form(plan, blocks.numbers(ins) + plan.reads_starts)
   states = len(like[1])
 
   def body(loop, theta, carry, restart):
@@ -112,7 +113,7 @@ def forward(
       operands,
       None,
       ins,
-      tuple(blocks.Stream(i, None, out_dtype) for i in range(outputs)),
+      blocks.of_carry(outputs, out_dtype),
       (
           jax.ShapeDtypeStruct(
               (states, layout.batch, layout.padded), jnp.float32
@@ -190,9 +191,10 @@ def backward(
   """
   layout, config = plan.layout, plan.config
   outs, others = kernel_call.streams(plan, operands, cotangents)
-  like = form(plan, len(outs) + plan.reads_starts)
-  reads = needed(plan.step, plan.params, len(outs), plan.reads_starts)
-  ins = [s for s, read in zip(outs, reads, strict=True) if read]
+  count = blocks.numbers(outs)
+  like = form(plan, count + plan.reads_starts)
+  reads = needed(plan.step, plan.params, count, plan.reads_starts)
+  ins = read(outs, reads)
   batch, padded, states = layout.batch, layout.padded, len(like[1])
   parts = (batch, config.segments * config.warpgroups)
   shapes = (
@@ -425,6 +427,23 @@ def _maps(scales, cotangents, block: kernel_call.BlockFlags):
 def _pull(_, given):
   pullback, d_pair = given
   return pullback(d_pair)
+
+
+def read(
+    streams: Sequence[blocks.Stream], reads: Sequence[bool]
+) -> list[blocks.Stream]:
+  """Returns the streams of inputs that an adjoint reads.
+
+  Args:
+    streams: the streams of all inputs, of complex numbers or of real ones.
+    reads: what `needed` returns for them.
+  """
+  needs = iter(reads)
+  return [
+      dataclasses.replace(stream, conjugate=False)
+      for stream in streams
+      if any([next(needs) for _ in range(stream.numbers)])
+  ]
 
 
 def needed(

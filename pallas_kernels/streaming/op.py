@@ -88,6 +88,8 @@ class Recurrence:
       arrays: arrays of the streams that are read.
     """
     batch, _, features = self.shape
+    if jnp.issubdtype(self.call.out_dtype, jnp.complexfloating):
+      return features  # Without TMA.
     # TMA wants rows of device memory to start at multiples of 16 bytes.
     dtypes = [x.dtype for x in arrays] + [self.call.out_dtype]
     multiple = 16 // min(dtype.itemsize for dtype in dtypes)
@@ -315,7 +317,7 @@ def _forward(recurrence: Recurrence, theta, arrays, carry, restart, flags):
   """Runs the forward kernel; returns the last carry and carries."""
   out_dtype, outputs = recurrence.call.out_dtype, recurrence.call.outputs
   ins = blocks.streams_of(arrays)
-  outs = [blocks.Stream(i, None, out_dtype) for i in range(outputs)]
+  outs = blocks.of_carry(outputs, out_dtype)
   operands = recurrence.operands(theta, arrays, (), carry, restart, flags)
 
   def kernel(config):
@@ -407,10 +409,11 @@ def _backward(
   ins = list(outs)
   operands = recurrence.operands(theta, arrays, carries, carry, restart, flags)
   if recurrence.linear:
+    count = blocks.numbers(outs)
     needed = linear.needed(
-        recurrence.step, recurrence.params, len(outs), recurrence.reads_starts
+        recurrence.step, recurrence.params, count, recurrence.reads_starts
     )
-    ins = [s for s, need in zip(outs, needed, strict=True) if need]
+    ins = linear.read(outs, needed)
   ins += [blocks.Stream(0, None, x.dtype) for x in (*carries, *d_carries)]
 
   def kernel(config):

@@ -49,7 +49,8 @@ def linear_scan(
   has the exception where time is sharded.
 
   Args:
-    a: [..., time, features], with any batch axes or none.
+    a: [..., time, features], with any batch axes or none; or [features], free
+      of time, which no path stores for every step. Real or complex.
     b: [..., time, features].
     h0: h before the first step, [..., features]; zeros if None.
     reset: bool [..., time]; where true, h restarts from zero before the step.
@@ -68,25 +69,27 @@ def linear_scan(
     NotImplementedError: the implementation named cannot run this.
   """
   a, b = checks.array(a, 'a'), checks.array(b, 'b')
-  if a.ndim < 2 or a.shape != b.shape:
+  if b.ndim < 2 or a.shape not in (b.shape, b.shape[-1:]):
     raise ValueError(
-        'a and b must both be [..., time, features], got shapes'
-        f' {a.shape} and {b.shape}.'
+        'b must be [..., time, features], and a the same or [features]; got'
+        f' shapes {b.shape} and {a.shape}.'
     )
-  checks.number(a, 'a')
-  checks.number(b, 'b')
+  is_free = a.ndim == 1
+  checks.number(a, 'a', or_complex=True)
+  checks.number(b, 'b', or_complex=True)
   settings.boolean(reverse, 'reverse')
   over = settings.axis_names(time_axis_name, 'time_axis_name')
   out_dtype = jnp.result_type(a, b)
-  if not jnp.issubdtype(out_dtype, jnp.floating):
+  if not jnp.issubdtype(out_dtype, jnp.inexact):
     raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
-  *batch_shape, time, features = a.shape
-  reset = checks.flags(reset, a.shape[:-1], 'reset')
+  *batch_shape, time, features = b.shape
+  reset = checks.flags(reset, b.shape[:-1], 'reset')
   dtype = promotion.wide(out_dtype)
   if h0 is None:
     h0 = jnp.zeros((*batch_shape, features), dtype)
   h0 = checks.array(h0, 'h0')
-  checks.number(h0, 'h0')
+  is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+  checks.number(h0, 'h0', or_complex=is_complex)
   if h0.shape != (*batch_shape, features):
     raise ValueError(
         f'h0 must be [..., features] = {(*batch_shape, features)}, got'
@@ -96,8 +99,9 @@ def linear_scan(
   time_devices.check_names(over, given)
   if sharding.is_sharded(given):
     # Sequences and features are independent, and parts of time nearly so.
-    axes = sharding.axes_of_run(a.shape[:-1], linear=True)
-    positions = axes.steps, axes.steps, axes.carry, axes.flags
+    axes = sharding.axes_of_run(b.shape[:-1], linear=True)
+    of_a = axes.parameters if is_free else axes.steps
+    positions = of_a, axes.steps, axes.carry, axes.flags
     names = sharding.choose(given, positions, features)
     return sharding.spread(
         lambda own: linear_scan(
@@ -115,8 +119,9 @@ def linear_scan(
   a, b, h0 = devices.alike([a, b, h0.astype(dtype)])
   if time == 0:
     return b.astype(out_dtype)
-  shape, batch = a.shape, math.prod(batch_shape)
-  a, b = (x.reshape(batch, time, features) for x in (a, b))
+  shape, batch = b.shape, math.prod(batch_shape)
+  b = b.reshape(batch, time, features)
+  a = a if is_free else a.reshape(b.shape)
   h0 = h0.reshape(batch, features)
   if reset is not None:
     reset = reset.reshape(batch, time)
@@ -153,6 +158,12 @@ def _pallas(reverse: bool, over, operands, options=None):
   selection.check_known(arrays[1].shape)
   a, b, h0 = selection.for_kernel(tuple(arrays))
   if over:
+    if jnp.issubdtype(b.dtype, jnp.complexfloating):
+      raise NotImplementedError(
+          'GPU kernels run a complex linear_scan where time is whole;'
+          " implementation='associative_scan' would work over devices."
+      )
+    a = jnp.broadcast_to(a, b.shape)
     return linear_parts.linear_scan(a, b, h0, reset, reverse, over)
   with selection.in_reverse_mode():
     return pallas_kernels.linear_scan(a, b, h0, reset=reset, reverse=reverse)
@@ -162,6 +173,7 @@ def _by_xla(solve, reverse: bool, over, operands, options=None):
   del options  # For other recurrences.
   a, b, h0, reset = operands
   a, b = a.astype(h0.dtype), b.astype(h0.dtype)
+  a = a[None, None] if a.ndim == 1 else a
   zero = jnp.zeros_like(h0[:, None])
   a, (b,) = maps.restarted(a, (b,), reset, (zero,))
   a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
