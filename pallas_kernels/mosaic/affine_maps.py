@@ -46,10 +46,25 @@ def compose(maps: Sequence[Map]) -> Map:
   a, b = maps[0]
   forgets = linear_maps.is_zero(a)
   for pair in maps[1:]:
-    forgets |= linear_maps.is_zero(pair[0])
-    a, b = linear_maps.after(pair[0], a), step(pair, b)
+    b = step(pair, b)
+  leaves = [jax.tree.leaves(each) for each, _ in maps]
+  if all(x is y for each in leaves for x, y in zip(each, leaves[0])):
+    a = _power(a, len(maps))
+  else:
+    for each, _ in maps[1:]:
+      forgets |= linear_maps.is_zero(each)
+      a = linear_maps.after(each, a)
   # A product that has overflowed before a factor of 0 is NaN by now.
   return linear_maps.where(forgets, 0.0, _not_zero(a)), b
+
+
+def _power(a: Any, exponent: int) -> Any:
+  """Returns a power of A, by squares."""
+  if exponent == 1:
+    return a
+  half = _power(a, exponent // 2)
+  square = linear_maps.after(half, half)
+  return linear_maps.after(a, square) if exponent % 2 else square
 
 
 def _not_zero(a: Any) -> Any:

@@ -8,6 +8,7 @@ Other threads see them after a barrier, a fence or an mbarrier only (`sync`,
 """
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import jax
@@ -287,46 +288,88 @@ def fetch_wait(pending: int) -> None:
   ptx.emit(f'cp.async.wait_group {pending};', {}, {})
 
 
-# Pairs of float32, as complex arrays hold them.
+# Pairs of float32, as complex arrays hold them: some rows of one feature.
 
 
-def copy_pair(ref: Ref, place: Array, source: Ref, offset: Array, size: Array):
-  """Starts copying a pair from device memory to shared memory.
+def copy_pairs(
+    ref: Ref, place: Array, source: Ref, offset: Array, rows: 'Rows'
+) -> None:
+  """Starts copying pairs from device memory to shared memory.
 
   Args:
     ref: an array in shared memory.
-    place: the place in bytes.
+    place: the place of the first row in bytes.
     source: a complex array in device memory.
-    offset: the place in pairs.
-    size: int32, the bytes that are read, 8 or 0; all others become zeros.
+    offset: the place of the first row in pairs.
+    rows: the rows.
   """
   code = gmem_address(8) + (
-      ' .reg .u32 s; add.u32 s, %base_s, %place;'
-      ' cp.async.ca.shared.global [s], [a], 8, %size;'
+      ' .reg .u32 s, t, n; .reg .pred p; add.u32 s, %base_s, %place;'
   )
+  for i in range(rows.count):
+    code += (
+        f' add.s32 t, %first, {i}; setp.lt.u32 p, t, %end;'
+        ' selp.b32 n, %size, 0, p; cp.async.ca.shared.global'
+        f' [s+{i * rows.shared}], [a+{i * rows.stride}], 8, n;'
+    )
   operands = {'base': source, 'offset': offset, 'base_s': ref, 'place': place}
-  ptx.emit('{' + code + '}', {}, operands | {'size': size})
+  bounds = {'first': rows.first, 'end': rows.end, 'size': rows.inside * 8}
+  ptx.emit('{' + code + '}', {}, operands | bounds)
 
 
-def load_pair(ref: Ref, place: Array) -> tuple[Array, ...]:
-  """Returns the pair at a place in bytes in shared memory."""
-  code = _SMEM_ADDRESS + ' ld.shared.v2.f32 {%re, %im}, [a];'
-  results = {'re': jnp.float32, 'im': jnp.float32}
-  return ptx.emit('{' + code + '}', results, {'base': ref, 'offset': place})
+def load_pairs(ref: Ref, place: Array, rows: 'Rows') -> list[tuple[Array, ...]]:
+  """Returns the pairs of rows that are in shared memory, from a place on."""
+  code, results = _SMEM_ADDRESS, {}
+  for i in range(rows.count):
+    results |= {f're{i}': jnp.float32, f'im{i}': jnp.float32}
+    code += f' ld.shared.v2.f32 {{%re{i}, %im{i}}}, [a+{i * rows.shared}];'
+  operands = {'base': ref, 'offset': place}
+  found = ptx.emit('{' + code + '}', results, operands)
+  return list(zip(found[::2], found[1::2], strict=True))
 
 
-def store_pair(
-    ref: Ref, offset: Array, pair: Sequence[Array], where: Array
+def store_pairs(
+    ref: Ref, offset: Array, pairs: Sequence[Sequence[Array]], rows: 'Rows'
 ) -> None:
-  """Stores a pair in device memory.
+  """Stores a pair for each row in device memory.
 
   Args:
     ref: a complex array in device memory.
-    offset: the place in pairs.
-    pair: float32.
-    where: int32, not 0 in threads that store.
+    offset: the place of the first row in pairs.
+    pairs: float32.
+    rows: the rows.
   """
-  operands = {'base': ref, 'offset': offset, 're': pair[0], 'im': pair[1]}
-  code, guard = predicate(where, operands)
-  code += f' {guard}st.global.v2.f32 [a], {{%re, %im}};'
-  ptx.emit('{' + gmem_address(8) + code + '}', {}, operands)
+  code = gmem_address(8) + (
+      ' .reg .u32 t; .reg .pred p, q; setp.ne.s32 q, %inside, 0;'
+  )
+  operands: dict[str, Any] = {'base': ref, 'offset': offset}
+  operands |= {'first': rows.first, 'end': rows.end, 'inside': rows.inside}
+  for i, (re, im) in enumerate(pairs):
+    operands |= {f're{i}': re, f'im{i}': im}
+    code += (
+        f' add.s32 t, %first, {i}; setp.lt.and.u32 p, t, %end, q;'
+        f' @p st.global.v2.f32 [a+{i * rows.stride}], {{%re{i}, %im{i}}};'
+    )
+  ptx.emit('{' + code + '}', {}, operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Consecutive steps of one feature.
+
+  Attributes:
+    count: number of rows.
+    first: time of the first row, int32; may be negative.
+    end: number of steps of the array: rows beyond it, and before 0, are zeros,
+      and are not stored.
+    inside: int32, 1 in threads whose feature the array has, else 0.
+    stride: bytes from row to row in device memory.
+    shared: the same in shared memory.
+  """
+
+  count: int
+  first: Any
+  end: int
+  inside: Array
+  stride: int
+  shared: int

@@ -308,16 +308,26 @@ class Relay(Alone):
 
   def arrive(self, wave):
     """Waits for the inputs of a later wave, and publishes its map."""
-    self.seen = mailbox.peek(self.maps.places(wave))
+    self.seen = mailbox.peek(self._groups(wave)[0])
     later = wave + self.ahead
     pl.when(later < self.walk.waves)(lambda: self._publish(later))
 
+  def _groups(self, wave):
+    """Returns the places of a wave's maps, as many as fit into registers."""
+    places = self.maps.places(wave)
+    return [places[i : i + 16] for i in range(0, len(places), 16)]
+
   def before(self, wave, h: Vector) -> Vector:
     start = h
-    words = mailbox.poll(self.maps.places(wave), 4, self.seen)
-    for i, each in enumerate(self.maps.maps(words)):
-      start = linear_maps.where(self.walk.segment == i, h, start)
-      h = affine_maps.apply(each, h)
+    groups, seen, segment = self._groups(wave), self.seen, 0
+    for places, following in zip(groups, [*groups[1:], []], strict=True):
+      later = mailbox.peek(following)
+      words = mailbox.poll(places, 4, seen)
+      for each in self.maps.maps(words):
+        start = linear_maps.where(self.walk.segment == segment, h, start)
+        h = affine_maps.apply(each, h)
+        segment += 1
+      seen = later
     self.whole = h
     self.maps.retire(wave - self.ahead - 1)
     self.maps.settle(wave)

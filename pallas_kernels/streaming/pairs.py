@@ -20,26 +20,44 @@ Array = jax.Array
 Ref = Any
 
 
-class _Places:
-  """The elements of this thread's feature in arrays [B, T, F] or [T, B, F].
+class _Feature:
+  """This thread's feature in arrays [B, T, F] or [T, B, F].
 
   Args:
     walk: walk over time.
   """
 
   def __init__(self, walk: blocks.Walk):
-    self._walk = walk
-    self._feature = ptx.thread() + walk.features.start
+    self._walk, layout = walk, walk.layout
+    self._lane = ptx.thread()
+    self._feature = self._lane + walk.features.start
+    self._inside = (self._feature < layout.features).astype(jnp.int32)
+    steps = layout.batch if layout.time_major else 1
+    self._stride = steps * layout.features
 
-  def element(self, time) -> tuple[Array, Array]:
-    """Returns an index, and int32 that is 0 outside of the array."""
-    layout, batch = self._walk.layout, self._walk.batch
-    row = batch * layout.time + time
-    if layout.time_major:
-      row = time * layout.batch + batch
-    inside = (time >= 0) & (time < layout.time)
-    inside &= self._feature < layout.features
-    return row * layout.features + self._feature, inside.astype(jnp.int32)
+  def rows(self, first: Array) -> tuple[Array, memory.Rows]:
+    """Returns the element of a block's first row, and the block's rows.
+
+    Args:
+      first: time of the first row.
+    """
+    walk, layout = self._walk, self._walk.layout
+    element = first * self._stride + self._feature
+    between = 1 if layout.time_major else layout.time
+    element += walk.batch * between * layout.features
+    return element, memory.Rows(
+        count=walk.config.rows,
+        first=first,
+        end=layout.time,
+        inside=self._inside,
+        stride=8 * self._stride,
+        shared=8 * blocks.LANES,
+    )
+
+  def place(self, slot) -> Array:
+    """Returns the byte of this thread's first pair in a slot of a ring."""
+    rows = slot * self._walk.config.rows
+    return (rows * blocks.LANES + self._lane) * 8
 
 
 class Inputs(blocks.Inputs):
@@ -60,28 +78,15 @@ class Inputs(blocks.Inputs):
       rings: Sequence[Ref],
   ):
     super().__init__(walk, streams, arrays, rings, None)
-    self._places = _Places(walk)
-    self._lane = ptx.thread()
-
-  def _place(self, wave, row: int) -> Array:
-    """Returns the byte of this thread's pair in a ring."""
-    walk = self.walk
-    slot = walk.slot(wave, self.stages) * walk.config.rows + row
-    return (slot * blocks.LANES + self._lane) * 8
+    self._feature = _Feature(walk)
 
   def _copy(self, wave):
-    walk = self.walk
+    place = self._feature.place(self.walk.slot(wave, self.stages))
     for stream, ring in zip(self.streams, self.rings, strict=True):
-      for row in range(walk.config.rows):
-        time = walk.start(wave) + row + stream.shift
-        element, inside = self._places.element(time)
-        memory.copy_pair(
-            ring,
-            self._place(wave, row),
-            self.arrays[stream.array],
-            element,
-            inside * 8,
-        )
+      first = self.walk.start(wave) + stream.shift
+      element, rows = self._feature.rows(first)
+      array = self.arrays[stream.array]
+      memory.copy_pairs(ring, place, array, element, rows)
     memory.fetch_commit()
 
   def refill(self, wave):
@@ -94,15 +99,16 @@ class Inputs(blocks.Inputs):
     memory.fetch_wait(self.stages - 1 - self.walk.config.ahead)
 
   def rows(self, wave) -> list[tuple[Array, ...]]:
-    found = []
-    for i in range(self.walk.config.rows):
-      values: list[Array] = []
-      for stream, ring in zip(self.streams, self.rings, strict=True):
-        place = self._place(wave, self.walk.row(i))
-        re, im = memory.load_pair(ring, place)
+    walk = self.walk
+    place = self._feature.place(walk.slot(wave, self.stages))
+    _, rows = self._feature.rows(walk.start(wave))
+    found: list[list[Array]] = [[] for _ in range(walk.config.rows)]
+    for stream, ring in zip(self.streams, self.rings, strict=True):
+      pairs = memory.load_pairs(ring, place, rows)
+      for i, values in enumerate(found):
+        re, im = pairs[walk.row(i)]
         values += re, -im if stream.conjugate else im
-      found.append(tuple(values))
-    return found
+    return list(map(tuple, found))
 
 
 class Outputs(blocks.Outputs):
@@ -117,14 +123,12 @@ class Outputs(blocks.Outputs):
 
   def __init__(self, walk, streams, arrays, rings):
     super().__init__(walk, streams, arrays, rings)
-    self._places = _Places(walk)
+    self._feature = _Feature(walk)
 
   def write(self, wave, rows):
-    for i, row in enumerate(rows):
-      element, inside = self._places.element(self.walk.time(wave, i))
-      values = iter(row)
-      for stream in self.streams:
-        re, im = next(values), next(values)
-        im = -im if stream.conjugate else im
-        array = self.arrays[stream.array]
-        memory.store_pair(array, element, (re, im), inside)
+    element, place = self._feature.rows(self.walk.start(wave))
+    in_memory = [rows[self.walk.row(i)] for i in range(len(rows))]
+    for k, stream in enumerate(self.streams):
+      sign = -1.0 if stream.conjugate else 1.0
+      pairs = [(row[2 * k], sign * row[2 * k + 1]) for row in in_memory]
+      memory.store_pairs(self.arrays[stream.array], element, pairs, place)

@@ -41,9 +41,15 @@ _ADJOINT = (
     (16, 4, 3),
 )
 
+# The same of complex arrays, which several warpgroups help little: each thread
+# copies for itself.
+_COMPLEX_FORWARD = ((16, 1, 4), (16, 2, 4))
+_COMPLEX_ADJOINT = ((16, 1, 2), (16, 2, 2))
+
 # Bytes of each stream in flight on the whole device where it is fastest.
 _FORWARD_IN_FLIGHT = 3 * 2**20
 _ADJOINT_IN_FLIGHT = 2 * 2**20
+_COMPLEX_IN_FLIGHT = (8 * 2**20, 4 * 2**20)
 
 # Bytes of shared memory for the rings of one multiprocessor; of 227 KiB, the
 # hand-off between warpgroups takes 2.
@@ -61,8 +67,9 @@ _MAX_SEGMENTS = 32
 # costs as much for few rows as for many, so blocks are as large as fit.
 _SEGMENT_STAGES, _AHEAD = 4, 2
 
-# Rows of a block of a segment, which are unrolled.
-_MAX_ROWS = 64
+# Rows of a block of a segment, which are unrolled; of complex arrays 48 took
+# half as long again.
+_MAX_ROWS, _MAX_COMPLEX_ROWS = 64, 32
 
 # Bytes that a CTA of a diagonal recurrence has in flight.
 _DIAGONAL_IN_FLIGHT = 48 * 1024
@@ -118,6 +125,9 @@ def _cut(
   """Returns the cut of a sequence without segments."""
   cuts = _ADJOINT if adjoint else _FORWARD
   in_flight = _ADJOINT_IN_FLIGHT if adjoint else _FORWARD_IN_FLIGHT
+  if inputs[0].is_complex:
+    cuts = _COMPLEX_ADJOINT if adjoint else _COMPLEX_FORWARD
+    in_flight = _COMPLEX_IN_FLIGHT[adjoint]
   wanted = in_flight / (tiles * size * blocks.LANES)
   every = [
       Config(rows=rows, warpgroups=groups, segments=1, stages=stages)
@@ -139,7 +149,8 @@ def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
   """Returns as many rows of a block as fit, a multiple of 8."""
   row = Config(rows=1, warpgroups=1, segments=1, stages=_SEGMENT_STAGES)
   most = _SHARED // blocks.shared_bytes(inputs, outputs, row)
-  return max(8, min(most // 8 * 8, _MAX_ROWS))
+  limit = _MAX_COMPLEX_ROWS if inputs[0].is_complex else _MAX_ROWS
+  return max(8, min(most // 8 * 8, limit))
 
 
 def diagonal(
