@@ -33,16 +33,21 @@ from rnnzoo.cells.indrnn import IndRNN
 from rnnzoo.cells.irevrnn import IRevRNN
 from rnnzoo.cells.irevrnn import IRevRNNCarry
 from rnnzoo.cells.irevrnn import IRevRNNCell
-from rnnzoo.cells.lru import ComplexCarry
-from rnnzoo.cells.lru import LRU
-from rnnzoo.cells.lru import LRUCell
+from rnnzoo.cells.linoss import LinOSS
+from rnnzoo.cells.linoss import LinOSSCell
+from rnnzoo.cells.linoss import OscillatorCarry
 from rnnzoo.cells.lstm import LSTM
 from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
+from rnnzoo.cells.lru import ComplexCarry
+from rnnzoo.cells.lru import LRU
+from rnnzoo.cells.lru import LRUCell
 from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM
 from rnnzoo.cells.minlstm import MinLSTMCell
+from rnnzoo.cells.s5 import S5
+from rnnzoo.cells.s5 import S5Cell
 from rnnzoo.cells.slstm import SLSTM
 from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
@@ -82,6 +87,8 @@ _LAYERS: dict[str, type[RecurrentLayer]] = {
     'MinGRU': MinGRU,
     'MinLSTM': MinLSTM,
     'LRU': LRU,
+    'S5': S5,
+    'LinOSS': LinOSS,
 }
 _OWN_NAMES = frozenset(_LAYERS)
 

@@ -132,7 +132,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
             'gamma': nnx.Param(gamma),
         },
         kernel_init=_normal((2 * in_features) ** -0.5),
-        readout=readouts.Complex(in_features, features, kernel, rngs=rngs),
+        readout=readouts.Linear(in_features, kernel, rngs=rngs),
         rngs=rngs,
         **{'use_bias': False, **options},
     )

@@ -2,65 +2,64 @@
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
+from pallas_kernels import promotion
 from rnnzoo.engines import products
 from rnnzoo.layers import initializers
 
 Array = jax.Array
 
+# (index of a carry's array, factor) for each part of C: of a complex memory
+# the real part of C h, and twice that where h lacks the conjugate numbers.
+REAL_PART = ((0, 1.0), (1, -1.0))
+TWICE_REAL_PART = ((0, 2.0), (1, -2.0))
 
-class Complex(nnx.Module):
-  """y = scale Re(C h) + D x, of a memory h = re + i im.
+
+class Linear(nnx.Module):
+  """y = C h + D x, of some arrays of the carry.
 
   Attributes:
-    kernel: C, [2, state_features, features]: its real and its imaginary part.
+    kernel: C, [parts, state_features, features].
     skip: D, [features]; where x has another size [in_features, features].
-    scale: 2 where h is half of a memory that holds conjugate pairs.
+    parts: for each part of C the index of the carry's array, and a factor.
   """
 
   def __init__(
       self,
       in_features: int,
-      features: int,
       kernel: Array,
+      parts: tuple[tuple[int, float], ...] = REAL_PART,
       *,
-      scale: float = 1.0,
       rngs: nnx.Rngs,
   ):
     """Creates the parameters.
 
     Args:
       in_features: size of x's last axis.
-      features: size of the output.
       kernel: C.
-      scale: factor of Re(C h).
+      parts: which arrays C multiplies.
       rngs: `nnx.Rngs` that D is drawn from.
     """
+    features, dtype = kernel.shape[-1], kernel.dtype
     self.kernel = nnx.Param(kernel)
-    self.skip = nnx.Param(skip(in_features, features, kernel.dtype, rngs))
-    self.scale = scale
+    if in_features == features:
+      skip = jax.random.normal(rngs.params(), (features,), dtype)
+    else:
+      shape = in_features, features
+      skip = initializers.lecun_normal(rngs.params(), shape, dtype)
+    self.skip = nnx.Param(skip)
+    self.parts = parts
 
-  def __call__(self, x: Array, h: tuple[Array, Array]) -> Array:
-    re, im = (k.astype(x.dtype) for k in self.kernel[...])
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = products.contract('...s,sf->...f', h[0], re, wide)
-    y -= products.contract('...s,sf->...f', h[1], im, wide)
-    return self.scale * y + skipped(self.skip[...], x)
-
-
-def skip(in_features: int, features: int, dtype, rngs: nnx.Rngs) -> Array:
-  """Returns a new D: numbers where sizes are equal, else a matrix."""
-  if in_features == features:
-    return jax.random.normal(rngs.params(), (features,), dtype)
-  shape = in_features, features
-  return initializers.lecun_normal(rngs.params(), shape, dtype)
-
-
-def skipped(weights: Array, x: Array) -> Array:
-  """Returns D x in float32 or wider."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
-  if weights.ndim == 1:
-    return weights.astype(wide) * x
-  kernel = weights.astype(x.dtype)
-  return products.contract('...i,if->...f', x, kernel, wide)
+  def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
+    wide, skip = promotion.wide(x.dtype), self.skip[...]
+    if skip.ndim == 1:
+      y = skip.astype(wide) * x.astype(wide)
+    else:
+      y = products.contract('...i,if->...f', x, skip.astype(x.dtype), wide)
+    for (index, factor), kernel in zip(
+        self.parts, self.kernel[...], strict=True
+    ):
+      kernel = kernel.astype(x.dtype)
+      part = products.contract('...s,sf->...f', h[index], kernel, wide)
+      y += factor * part
+    return y

@@ -1,0 +1,196 @@
+"""S5: a state space model, discretised, with a diagonal complex memory."""
+
+import dataclasses
+from typing import Unpack
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rnnzoo import cell
+from rnnzoo import settings
+from rnnzoo.cells import lru
+from rnnzoo.layers import readouts
+from rnnzoo.layers import recurrent
+from rnnzoo.layers import sequence_layer
+
+
+def _product(x, y):
+  """Returns the product of complex numbers (re, im)."""
+  return x[0] * y[0] - x[1] * y[1], x[0] * y[1] + x[1] * y[0]
+
+
+def _quotient(x, y):
+  """Returns the quotient of complex numbers (re, im)."""
+  re, im = _product(x, (y[0], -y[1]))
+  square = y[0] * y[0] + y[1] * y[1]
+  return re / square, im / square
+
+
+@dataclasses.dataclass(frozen=True)
+class S5Cell(cell.LinearCell):
+  """Gates Re(B x) and Im(B x); carry (re, im); Δ = exp(log_step).
+
+  'zoh':       a = exp(λ Δ),                     h' = a h + (a - 1) / λ B x
+  'bilinear':  a = (1 + λ Δ/2) / (1 - λ Δ/2),    h' = a h + Δ / (1 - λ Δ/2) B x
+
+  Attributes:
+    discretization: 'zoh' (zero-order hold) or 'bilinear'.
+  """
+
+  discretization: str = 'zoh'
+  input_gates = 2
+  carry_names = ('re', 'im')
+  carry_type = lru.ComplexCarry
+  param_names = ('re', 'im', 'log_step')
+
+  def __post_init__(self):
+    settings.choice(self.discretization, ('zoh', 'bilinear'), 'discretization')
+
+  def coefficients(self, params, x_gates):
+    step = jnp.exp(params['log_step'])
+    # Stable: the real part stays below 0 whatever training does.
+    re, im = jnp.minimum(params['re'], -1e-4), params['im']
+    x, y = re * step, im * step
+    if self.discretization == 'bilinear':
+      below = 1 - x / 2, -y / 2
+      a = _quotient((1 + x / 2, y / 2), below)
+      return a, _product(_quotient((step, 0 * step), below), x_gates)
+    # exp(z) - 1, which keeps its digits where z is small.
+    grown, sine = jnp.expm1(x), jnp.sin(y / 2)
+    change = grown * jnp.cos(y) - 2 * sine * sine, (1 + grown) * jnp.sin(y)
+    a = 1 + change[0], change[1]
+    return a, _product(_quotient(change, (re, im)), x_gates)
+
+
+class _Options(
+    sequence_layer.Options,
+    sequence_layer.ParamDtype,
+    total=False,
+):
+  """Options that S5 passes on."""
+
+
+class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
+  """Simplified state space layer.
+
+      h' = exp(λ Δ) h + (exp(λ Δ) - 1) / λ (.) (B x),  y = 2 Re(C h) + D x
+
+  λ starts with the eigenvalues of the normal part of HiPPO-LegS, B and C in its
+  eigenbasis, Δ log-uniform. Eigenvalues come in conjugate pairs, of which h has
+  one each. The paper's network is norm, S5, gelu, gated product and a residual:
+  `rnnzoo.Stack` has norms and residuals.
+
+  >>> import jax.numpy as jnp, rnnzoo
+  >>> from flax import nnx
+  >>> layer = rnnzoo.S5(in_features=3, features=8, rngs=nnx.Rngs(0))
+  >>> layer(jnp.ones((2, 5, 3))).shape               # [batch, time, features]
+  (2, 5, 8)
+
+  Args:
+    in_features: size of x's last axis.
+    features: size of the output.
+    state_features: number of complex numbers in h, half of the paper's P; None
+      for features / 2, rounded up to a multiple of `num_blocks`.
+    num_blocks: HiPPO matrices side by side at the start, the paper's J; it
+      divides `state_features`.
+    discretization: 'zoh' (zero-order hold) or 'bilinear'.
+    min_step: least Δ at the start.
+    max_step: largest Δ at the start; steps of 1 / T suit T steps.
+    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
+      B x; the paper has none), learn_initial_carry, dtype (of the computation),
+      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
+      for the fastest).
+    rngs: `nnx.Rngs` that the parameters are drawn from.
+
+  Raises:
+    ValueError: a size or an option is not valid.
+
+  References:
+    J. T. H. Smith, A. Warrington and S. W. Linderman, 2023, "Simplified state
+    space layers for sequence modeling", sections 3 and B.1.
+  """
+
+  def __init__(
+      self,
+      in_features: int,
+      features: int,
+      *,
+      state_features: int | None = None,
+      num_blocks: int = 1,
+      discretization: str = 'zoh',
+      min_step: float = 1e-3,
+      max_step: float = 0.1,
+      rngs: nnx.Rngs,
+      **options: Unpack[_Options],
+  ):
+    settings.positive(in_features, 'in_features')
+    settings.positive(features, 'features')
+    settings.positive(num_blocks, 'num_blocks')
+    size = state_features
+    if size is None:
+      size = -(-features // (2 * num_blocks)) * num_blocks
+    settings.positive(size, 'state_features')
+    if size % num_blocks:
+      raise ValueError(
+          f'num_blocks must divide state_features={size}, got {num_blocks}.'
+      )
+    settings.within(max_step, 'max_step', above=0)
+    settings.within(min_step, 'min_step', above=0, most=max_step)
+    dtype = options.get('param_dtype', jnp.float32)
+    values, vectors = hippo(2 * size // num_blocks)
+    key, rows = rngs.params, 2 * size
+    basis = jnp.asarray(np.stack([vectors.real, vectors.imag]), dtype)
+
+    def in_basis(columns: int, fan_in: int):
+      """Returns V^T of a random matrix, as real and imaginary parts."""
+      drawn = jax.random.normal(key(), (rows, columns), dtype) / fan_in**0.5
+      blocks = drawn.reshape(num_blocks, len(vectors), columns)
+      found = jnp.einsum('pnk,bni->pbki', basis, blocks)
+      return found.reshape(2, size, columns)
+
+    # B in the basis is V^H B.
+    b = in_basis(in_features, in_features) * jnp.array([1, -1])[:, None, None]
+    c, more = in_basis(features, rows), in_basis(features, rows)
+    c += jnp.stack([-more[1], more[0]])
+    low, high = np.log(min_step), np.log(max_step)
+    step = jax.random.uniform(key(), (size,), dtype, low, high)
+    b = b.astype(dtype)
+    given = lambda array: lambda key, shape, dtype, *_: array.T
+    super().__init__(
+        S5Cell(discretization),
+        in_features,
+        features,
+        state_features=size,
+        cell_params={
+            're': nnx.Param(jnp.full(size, -0.5, dtype)),
+            'im': nnx.Param(jnp.asarray(np.tile(values, num_blocks), dtype)),
+            'log_step': nnx.Param(step),
+        },
+        kernel_init=(given(b[0]), given(b[1])),
+        readout=readouts.Linear(
+            in_features, c, readouts.TWICE_REAL_PART, rngs=rngs
+        ),
+        rngs=rngs,
+        **{'use_bias': False, **options},
+    )
+
+
+def hippo(size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns eigenvalues and eigenvectors of the normal part of HiPPO-LegS.
+
+  Its eigenvalues have the real part -1/2; of each conjugate pair one is kept.
+
+  Args:
+    size: number of rows, even.
+
+  Returns:
+    The imaginary parts, [size / 2], and the vectors, [size, size / 2].
+  """
+  n = np.arange(size)
+  root = np.sqrt(2 * n + 1)
+  skew = np.tril(np.outer(root, root), -1) / 2
+  # A + P P^T of A = -(lower triangle), less its diagonal of -1/2.
+  values, vectors = np.linalg.eigh(-1j * (skew.T - skew))
+  return values[size // 2 :], vectors[:, size // 2 :]

@@ -1,0 +1,295 @@
+"""Linear cells of two numbers a feature, on every path, against plain loops."""
+
+import dataclasses
+
+from absl.testing import absltest
+from absl.testing import parameterized
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rnnzoo
+from tests.testing import abstract_gpu
+from tests.testing import reference
+
+BATCH, TIME, FEATURES = 2, 13, 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Turning(rnnzoo.LinearCell):
+  """A complex number that depends on the input."""
+
+  input_gates = 4
+  carry_names = ('re', 'im')
+
+  def coefficients(self, params, x_gates):
+    p, q, *b = x_gates
+    return (0.7 * jnp.tanh(p), 0.7 * jnp.tanh(q)), tuple(b)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixing(rnnzoo.LinearCell):
+  """A matrix that depends on the input, and on a parameter."""
+
+  input_gates = 3
+  carry_names = ('p', 'q')
+  param_names = ('k',)
+
+  def coefficients(self, params, x_gates):
+    p, q, gate = x_gates
+    a, k = jax.nn.sigmoid(gate), 0.3 * params['k']
+    return ((a, -k), (k * a, 0.9 * a)), (p, q)
+
+
+@dataclasses.dataclass(frozen=True)
+class Starting(rnnzoo.LinearCell):
+  """A number, whose input counts in full where a sequence starts."""
+
+  input_gates = 2
+  reads_starts = True
+
+  def coefficients(self, params, x_gates):
+    gate, x, starts = x_gates
+    a = jax.nn.sigmoid(gate)
+    return a, jnp.where(starts > 0, 1, 1 - a) * x
+
+
+CELLS = {
+    'LRU': rnnzoo.LRUCell(),
+    'S5': rnnzoo.S5Cell(),
+    'bilinear': rnnzoo.S5Cell('bilinear'),
+    'LinOSS': rnnzoo.LinOSSCell(),
+    'explicit': rnnzoo.LinOSSCell('implicit_explicit'),
+    'turning': Turning(),
+    'mixing': Mixing(),
+    'starting': Starting(),
+}
+
+
+def draw(cell, dtype, flags=True, features=FEATURES):
+  """Returns params, gates, carry and restart; and reset and mask."""
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=shape).astype(dtype)
+  params = {name: 0.5 * normal(features) for name in cell.param_names}
+  carry = lambda: tuple(normal(BATCH, features) for _ in cell.carry_names)
+  gates = normal(BATCH, TIME, cell.input_gates, features)
+  reset = mask = None
+  if flags:
+    reset = rng.random((BATCH, TIME)) < 0.2
+    mask = rng.random((BATCH, TIME)) < 0.8
+  return (params, gates, carry(), carry()), (reset, mask)
+
+
+def loop(cell, flags, reverse, params, gates, carry, restart):
+  """Returns the last carry and all, step by step."""
+  no_reset, no_mask = np.zeros((BATCH, TIME), bool), np.ones(
+      (BATCH, TIME), bool
+  )
+  reset = no_reset if flags[0] is None else flags[0]
+  mask = no_mask if flags[1] is None else flags[1]
+  if reverse:  # A reset is the boundary before its step in time.
+    reset = np.concatenate([reset[:, 1:], no_reset[:, :1]], 1)
+  choose = lambda c, x, y: tuple(
+      jnp.where(c[:, None], a, b) for a, b in zip(x, y, strict=True)
+  )
+
+  def step(carry, xs):
+    x_gates, starts, valid = xs
+    before = choose(starts, restart, carry)
+    x_gates = tuple(x_gates[:, g] for g in range(cell.input_gates))
+    if cell.reads_starts:
+      x_gates += (starts[:, None].astype(gates.dtype),)
+    carry = choose(valid, cell.update(params, x_gates, (), before), before)
+    return carry, carry
+
+  xs = [jnp.swapaxes(x, 0, 1) for x in (gates, reset, mask)]
+  last, steps = jax.lax.scan(step, carry, xs, reverse=reverse)
+  return last, tuple(jnp.swapaxes(x, 0, 1) for x in steps)
+
+
+def engine(cell, flags, reverse, path, params, gates, carry, restart):
+  reset, mask = flags
+  return rnnzoo.unroll_carries(
+      cell,
+      params,
+      gates,
+      None,
+      carry,
+      restart_carry=restart,
+      reset=reset,
+      mask=mask,
+      reverse=reverse,
+      implementation=path,
+  )
+
+
+def with_gradient(run):
+  """Returns results, and gradients by all operands of a function of them."""
+
+  def loss(operands):
+    results = run(*operands)
+    terms = [jnp.sum(jnp.sin(x + 1)) for x in jax.tree.leaves(results)]
+    return sum(terms), results
+
+  return reference.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def error(got, want):
+  """Returns the largest ||got - want|| / ||want||."""
+  return max(
+      np.linalg.norm(x - y) / (np.linalg.norm(y) or 1)
+      for x, y in zip(map(np.asarray, got), map(np.asarray, want), strict=True)
+  )
+
+
+class PairsTest(parameterized.TestCase):
+
+  @parameterized.parameters(*CELLS)
+  def test_by_xla(self, name):
+    cell = CELLS[name]
+    reverse = list(CELLS).index(name) % 2 == 1  # And with flags.
+    with jax.enable_x64(True):
+      operands, flags = draw(cell, np.float64, flags=reverse)
+      run = lambda f, *more: with_gradient(
+          lambda *given: f(cell, flags, reverse, *more, *given)
+      )(operands)
+      want = jax.tree.leaves(run(loop))
+      for path in ('scan', 'associative_scan'):
+        got = jax.tree.leaves(run(engine, path))
+        self.assertLess(error(got, want), 1e-12, msg=path)
+
+  @parameterized.parameters('LRU', 'LinOSS', 'turning', 'mixing', 'starting')
+  @pytest.mark.slow
+  def test_interpreted(self, name):
+    cell = CELLS[name]
+    operands, flags = draw(cell, np.float32, features=130)
+    run = lambda path: with_gradient(
+        lambda *given: engine(cell, flags, True, path, *given)
+    )(operands)
+    want = jax.tree.leaves(run('scan'))
+    with abstract_gpu.interpreted(self):
+      got = jax.tree.leaves(run('pallas'))
+      self.assertLess(error(got, want), 5e-6)
+
+  def test_forward_mode_and_second_derivatives(self):
+    with jax.enable_x64(True):
+      cell = CELLS['mixing']
+      operands, flags = draw(cell, np.float64)
+      loss = lambda f, *more: lambda *given: sum(
+          jnp.sum(jnp.sin(x)) for x in f(cell, flags, False, *more, *given)[0]
+      )
+      both = lambda f: jax.jvp(
+          lambda *given: jax.grad(f)(*given)['k'], operands, operands
+      )
+      want = both(loss(loop))
+      for path in ('scan', 'associative_scan'):
+        self.assertLess(error(both(loss(engine, path)), want), 1e-11, msg=path)
+
+
+class StartsTest(parameterized.TestCase):
+
+  @parameterized.product(
+      path=('scan', 'associative_scan'), reverse=(False, True)
+  )
+  def test_first_step_that_is_not_held(self, path, reverse):
+    layer = rnnzoo.RecurrentLayer(
+        Starting(), 3, 4, implementation=path, rngs=nnx.Rngs(0)
+    )
+    x = np.random.default_rng(0).normal(size=(3, 6, 3)).astype(np.float32)
+    lengths = np.array([6, 3, 0])
+    got = layer(x, seq_lengths=lengths, reverse=reverse)
+    carry, want = layer.initial_carry((3,)), np.zeros_like(got)
+    for t in reversed(range(6)) if reverse else range(6):
+      valid = t < lengths
+      first = t == (lengths - 1 if reverse else 0)
+      after, y = layer.step(carry, x[:, t], reset=valid & first)
+      carry = jax.tree.map(
+          lambda a, b, v=valid: jnp.where(v[:, None], a, b), after, carry
+      )
+      want[:, t] = np.where(valid[:, None], y, 0)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    given = layer(x, initial_carry=layer.initial_carry((3,)), reverse=reverse)
+    self.assertGreater(np.abs(given[0] - got[0]).max(), 1e-3)
+
+
+class ComplexScanTest(parameterized.TestCase):
+
+  @parameterized.product(is_free=(True, False), reverse=(True, False))
+  @pytest.mark.slow
+  def test_agrees_with_loop(self, is_free, reverse):
+    rng = np.random.default_rng(0)
+    shape = BATCH, TIME, 130
+
+    def draw(*shape):
+      z = rng.normal(size=shape) + 1j * rng.normal(size=shape)
+      return z.astype(np.complex64)
+
+    a = 0.5 * draw(*shape[is_free * 2 :])
+    operands = a, draw(*shape), draw(BATCH, 130)
+    reset = None if reverse else rng.random(shape[:2]) < 0.2
+
+    def steps(a, b, h):
+      starts = np.zeros(shape[:2], bool) if reset is None else reset
+
+      def step(h, xs):
+        a, b, starts = xs
+        h = a * jnp.where(starts[:, None], 0, h) + b
+        return h, h
+
+      xs = jnp.broadcast_to(a, b.shape), b, starts
+      xs = [jnp.swapaxes(x, 0, 1) for x in xs]
+      return jnp.swapaxes(jax.lax.scan(step, h, xs, reverse=reverse)[1], 0, 1)
+
+    def run(f):
+      loss = lambda given: (lambda h: jnp.sum(h.real**2 + h.imag))(f(*given))
+      return jax.tree.leaves(reference.jit(jax.value_and_grad(loss))(operands))
+
+    want = run(steps)
+    scan = lambda path: lambda a, b, h: rnnzoo.linear_scan(
+        a, b, h, reset=reset, reverse=reverse, implementation=path
+    )
+    for path in ('scan', 'associative_scan'):
+      self.assertLess(error(run(scan(path)), want), 5e-6, msg=path)
+    with abstract_gpu.interpreted(self):
+      self.assertLess(error(run(scan('pallas')), want), 5e-6)
+
+  def test_errors(self):
+    real, z = jnp.ones((2, 5, 3)), jnp.ones((2, 5, 3), jnp.complex64)
+    with self.assertRaisesRegex(ValueError, 'h0 must be real'):
+      rnnzoo.linear_scan(real, real, z[:, 0])
+    with self.assertRaisesRegex(ValueError, r'a the same or \[features\]'):
+      rnnzoo.linear_scan(z[:, 0], z)
+
+  def test_lowering(self):
+    z = jnp.zeros((4, 4096, 130), jnp.complex64)
+    with abstract_gpu.device(self, 'NVIDIA H200'):
+      f = lambda a, b: rnnzoo.linear_scan(a, b, implementation='pallas')
+      loss = lambda a, b: jnp.sum(jnp.abs(f(a, b)))
+      for a in (z[0, 0], z):
+        text = abstract_gpu.lower(jax.grad(loss, (0, 1)), a, z)
+        self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
+
+
+class LayersTest(parameterized.TestCase):
+
+  @parameterized.parameters('LRU', 'S5', 'LinOSS')
+  def test_steps_lengths_and_readout(self, name):
+    layer = rnnzoo.LAYERS[name](3, 4, state_features=6, rngs=nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    carry, y = layer.unroll(x)
+    self.assertEqual({c.shape for c in carry}, {(2, 6)})
+    state, want = layer.initial_carry((2,)), []
+    for t in range(5):
+      state, y_t = layer.step(state, x[:, t])
+      want.append(y_t)
+    np.testing.assert_allclose(y, np.stack(want, 1), rtol=1e-5, atol=1e-6)
+    x[1, 3:] = np.nan
+    short = layer(x, seq_lengths=np.array([5, 3]))
+    np.testing.assert_array_equal(short[1, 3:], 0)
+    np.testing.assert_allclose(short[1, :3], y[1, :3], rtol=1e-5, atol=1e-6)
+
+
+if __name__ == '__main__':
+  absltest.main()
