@@ -7,7 +7,8 @@ predecessor ends with, runs through its block and hands its own h on. So h is
 computed in the order of time for any number of warpgroups.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
 from typing import Any
 
 import jax
@@ -130,13 +131,28 @@ def types(config: blocks.Config, states: int) -> list:
 # segments of the wave, and applies the earlier maps to h. So polling takes
 # no time unless another CTA is behind, and inputs are read from device memory
 # once.
+#
+# Of many segments, groups of eight have a leader. It composes the maps of its
+# group a wave before they are needed, and publishes that too. A CTA then polls
+# the maps of its own group and of the other groups, and no more.
 
 
 Plan = kernel_call.Plan
 
+# Segments of a group.
+GROUP = 8
+
+
+def groups(config: blocks.Config) -> int:
+  """Returns the number of groups that segments form, 0 for none."""
+  segments = config.segments
+  # A leader collects maps a wave before they are needed.
+  is_many = segments > GROUP and segments % GROUP == 0 and config.ahead
+  return segments // GROUP if is_many else 0
+
 
 class MapRing(mailbox.MailboxRing):
-  """A slot holds the maps of all blocks of one wave, of all sequences.
+  """A slot holds maps of one wave, of all sequences.
 
   All CTAs have read a slot as soon as all have published the map of `ahead + 1`
   waves later, so its writer empties it then.
@@ -145,50 +161,58 @@ class MapRing(mailbox.MailboxRing):
     walk: walk over time.
     like: an affine map, of which only the form is read.
     ref: an array in device memory, of `MapRing.shape`.
+    count: number of maps of a sequence and wave, even.
+    own: index of the map that this CTA writes.
+    writes: whether it writes it; None for yes.
   """
 
   slots = 32
   steps_between_fences = 8
 
-  def __init__(self, walk: blocks.Walk, like: Any, ref: Ref):
+  def __init__(
+      self, walk: blocks.Walk, like: Any, ref: Ref, count: int, own, writes=None
+  ):
     self.walk, self.ref = walk, ref
+    self.count, self.own, self.writes = count, own, writes
     leaves, self.form = jax.tree.flatten(like)
     self.numbers, self.words = len(leaves), words(len(leaves))
     self.lane = ptx.thread() + walk.features.start
 
   @staticmethod
-  def shape(plan: Plan, like: Any) -> tuple[int, ...]:
+  def shape(layout: blocks.Layout, like: Any, count: int) -> tuple[int, ...]:
     """Returns the shape of the array: maps side by side, 16 bytes or more."""
-    layout, size = plan.layout, words(len(jax.tree.leaves(like)))
-    groups = plan.config.segments * size // max(size, 4)
-    return MapRing.slots, layout.batch, groups, layout.padded, max(size, 4)
+    size = words(len(jax.tree.leaves(like)))
+    width = max(size, 4)
+    places = count * size // width
+    return MapRing.slots, layout.batch, places, layout.padded, width
 
-  def _place(self, wave, group):
-    """Returns where a group of words lies: two maps of two words, or one map.
+  def _place(self, wave, index):
+    """Returns where a place lies: two maps of two words each, or one map."""
+    layout, width = self.walk.layout, max(self.words, 4)
+    row = self.slot(jnp.int32(wave))
+    row = row * layout.batch + self.walk.batch
+    row = row * (self.count * self.words // width) + index
+    return (row * layout.padded + self.lane) * width
+
+  def places(self, wave, first=0, count: int | None = None):
+    """Returns the places of maps of a wave, for `mailbox.poll`.
 
     Args:
       wave: index of the wave.
-      group: index of the group among those of all segments.
+      first: index of the first map, even.
+      count: number of maps, even; None for all.
     """
-    layout, width = self.walk.layout, max(self.words, 4)
-    groups = self.walk.config.segments * self.words // width
-    row = self.slot(jnp.int32(wave))
-    row = row * layout.batch + self.walk.batch
-    row = row * groups + group
-    return (row * layout.padded + self.lane) * width
-
-  def places(self, wave):
-    """Returns the places of all maps of a wave, for `mailbox.poll`."""
     width = max(self.words, 4)
-    groups = self.walk.config.segments * self.words // width
+    maps = width // self.words
+    count = self.count if count is None else count
     return [
-        (self.ref, self._place(wave, group) + offset)
-        for group in range(groups)
+        (self.ref, self._place(wave, first // maps + place) + offset)
+        for place in range(count // maps)
         for offset in range(0, width, 4)
     ]
 
   def maps(self, found: Sequence[Array]) -> list[affine_maps.Map]:
-    """Returns the maps of all segments, given the words of their places."""
+    """Returns maps, given the words of their places."""
     values = [instructions.as_float(word) for word in found]
     starts = range(0, len(values), self.words)
     return [
@@ -196,27 +220,33 @@ class MapRing(mailbox.MailboxRing):
         for i in starts
     ]
 
-  def publish(self, wave, found: Sequence[Array]):
-    """Publishes the words of this CTA's map."""
-    segment = self.walk.segment
+  def publish(self, wave, pair: affine_maps.Map):
+    """Publishes this CTA's map."""
+    found = map(mailbox.without_sentinel, jax.tree.leaves(pair))
+    self._write(wave, list(found))
+
+  def _write(self, wave, found: Sequence[Array]):
+    own = self.own
+    at = self._place(wave, own)
     if self.words == 2:
-      at = self._place(wave, segment >> 1) + 2 * (segment & 1)
-    else:
-      at = self._place(wave, segment)
+      at = self._place(wave, own >> 1) + 2 * (own & 1)
     found = [*found, *found[: self.words - self.numbers]]
     for i in range(0, self.words, 2):
       mailbox.publish_pair(self.ref, at + i, found[i : i + 2])
 
+  def _empty(self, wave):
+    self._write(wave, [mailbox.sentinel()] * self.numbers)
+
   def retire(self, wave):
     """Empties the place of this CTA's map; none before the first wave."""
-    empty = mailbox.sentinel()
-    empty = [empty] * self.numbers
-    pl.when(wave >= 0)(lambda: self.publish(wave, empty))
+    is_due = wave >= 0
+    is_due = is_due if self.writes is None else is_due & self.writes
+    pl.when(is_due)(lambda: self._empty(wave))
 
   def clear(self) -> None:
-    empty = [mailbox.sentinel()] * self.numbers
     for slot in range(self.slots):
-      self.publish(jnp.int32(slot), empty)
+      clear = lambda slot=slot: self._empty(jnp.int32(slot))
+      clear() if self.writes is None else pl.when(self.writes)(clear)
 
 
 def words(numbers: int) -> int:
@@ -242,9 +272,12 @@ def mailboxes(plan: Plan, like: Any) -> list[jax.ShapeDtypeStruct]:
     plan: the kernel's plan.
     like: an affine map, of which only the form is read.
   """
-  if plan.config.segments == 1:
+  segments = plan.config.segments
+  if segments == 1:
     return []
-  return [jax.ShapeDtypeStruct(MapRing.shape(plan, like), jnp.float32)]
+  counts = [n for n in (segments, groups(plan.config)) if n]
+  shapes = [MapRing.shape(plan.layout, like, n) for n in counts]
+  return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
 def handoff(
@@ -279,7 +312,8 @@ class Relay(Alone):
     inputs: ring buffers of this CTA's blocks.
     like: an affine map, of which only the form is read.
     find: wave -> the map of each step in this CTA's block.
-    ref: the mailbox.
+    ref: the mailbox of segments.
+    totals: the mailbox of groups, if there are any.
   """
 
   def __init__(
@@ -288,47 +322,78 @@ class Relay(Alone):
       like: Any,
       find: Callable[..., Any],
       ref: Ref,
+      totals: Ref | None = None,
   ):
     super().__init__(inputs)
     self.find, walk = find, inputs.walk
-    self.ahead, self.count = walk.config.ahead, walk.config.segments
+    self.ahead, segments = walk.config.ahead, walk.config.segments
     if self.ahead > MOST_AHEAD:
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
-    self.maps = MapRing(walk, like, ref)
+    self.maps = MapRing(walk, like, ref, segments, walk.segment)
+    self.totals = self.group = None
+    rings = [self.maps]
+    if totals is not None:
+      self.group, member = walk.segment // GROUP, walk.segment % GROUP
+      leads = member == GROUP - 1
+      count = groups(walk.config)
+      self.totals = MapRing(walk, like, totals, count, self.group, leads)
+      rings.append(self.totals)
     layout = walk.layout
     tiles = layout.batch * layout.padded // blocks.LANES
-    mailbox.open_all([self.maps], tiles * self.count, 1)
+    mailbox.open_all(rings, tiles * segments, 1)
     pl.loop(0, min(self.ahead, walk.waves))(self._publish)
+    self._collect(jnp.int32(0))
 
   def _publish(self, wave):
     """Publishes the map of this CTA's block, once its inputs are there."""
     self.inputs.wait(wave)
-    total = jax.tree.leaves(affine_maps.compose(self.find(wave)))
-    self.maps.publish(wave, list(map(mailbox.without_sentinel, total)))
+    self.maps.publish(wave, affine_maps.compose(self.find(wave)))
+
+  def _collect(self, wave):
+    """Publishes the map of this CTA's group, if it leads one."""
+    if self.totals is None:
+      return
+    is_due = self.totals.writes & (wave < self.walk.waves)
+
+    @pl.when(is_due)
+    def _():
+      found = self.maps.maps(mailbox.poll(self._of_group(wave), 4))
+      self.totals.publish(wave, affine_maps.compose(found))
+
+  def _of_group(self, wave):
+    return self.maps.places(wave, self.group * GROUP, GROUP)
+
+  def _polled(self, wave) -> list[list[Any]]:
+    """Returns places, as many at a time as fit into registers."""
+    places = self.maps.places(wave)
+    if self.totals is not None:
+      places = self.totals.places(wave) + self._of_group(wave)
+    return [places[i : i + 16] for i in range(0, len(places), 16)]
 
   def arrive(self, wave):
     """Waits for the inputs of a later wave, and publishes its map."""
-    self.seen = mailbox.peek(self._groups(wave)[0])
+    self.seen = mailbox.peek(self._polled(wave)[0])
     later = wave + self.ahead
     pl.when(later < self.walk.waves)(lambda: self._publish(later))
+    self._collect(wave + 1)
 
-  def _groups(self, wave):
-    """Returns the places of a wave's maps, as many as fit into registers."""
-    places = self.maps.places(wave)
-    return [places[i : i + 16] for i in range(0, len(places), 16)]
+  def _found(self, wave) -> Iterator[affine_maps.Map]:
+    """Yields maps as they are polled: of groups, if any, then of segments."""
+    parts, seen = self._polled(wave), self.seen
+    for places, following in zip(parts, [*parts[1:], []], strict=True):
+      later = mailbox.peek(following)
+      yield from self.maps.maps(mailbox.poll(places, 4, seen))
+      seen = later
 
   def before(self, wave, h: Vector) -> Vector:
-    start = h
-    groups, seen, segment = self._groups(wave), self.seen, 0
-    for places, following in zip(groups, [*groups[1:], []], strict=True):
-      later = mailbox.peek(following)
-      words = mailbox.poll(places, 4, seen)
-      for each in self.maps.maps(words):
-        start = linear_maps.where(self.walk.segment == segment, h, start)
-        h = affine_maps.apply(each, h)
-        segment += 1
-      seen = later
-    self.whole = h
+    found = self._found(wave)
+    if self.totals is None:
+      start, self.whole = _through(found, self.walk.segment, h)
+    else:
+      of_groups = itertools.islice(found, self.totals.count)
+      start, self.whole = _through(of_groups, self.group, h)
+      start, _ = _through(found, self.walk.segment % GROUP, start)
+      self.totals.retire(wave - self.ahead - 1)
     self.maps.retire(wave - self.ahead - 1)
     self.maps.settle(wave)
     return start
@@ -336,3 +401,14 @@ class Relay(Alone):
   def after(self, h: Vector) -> Vector:
     """Returns h after the whole wave."""
     return self.whole
+
+
+def _through(
+    maps: Iterable[affine_maps.Map], own, h: Vector
+) -> tuple[Vector, Vector]:
+  """Returns h before the map of index `own`, and after all maps."""
+  start = h
+  for i, each in enumerate(maps):
+    start = linear_maps.where(own == i, h, start)
+    h = affine_maps.apply(each, h)
+  return start, h

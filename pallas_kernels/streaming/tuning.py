@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from pallas_kernels import devices
 from pallas_kernels.streaming import blocks
+from pallas_kernels.streaming import handoffs
 
 Config = blocks.Config
 Stream = blocks.Stream
@@ -60,16 +61,18 @@ _SHARED = 216 * 1024
 _FEWEST_SEGMENTS = (6, 4)
 _SEGMENT_STEPS = 256
 
-# Each CTA has the maps of all segments of a wave in registers.
-_MAX_SEGMENTS = 32
+# Each CTA polls the maps of all segments of a wave, or of groups of them; a
+# complex map has twice the words. More complex segments than a group are whole
+# groups.
+_MAX_SEGMENTS, _MAX_COMPLEX_SEGMENTS = 32, 64
 
 # Stages of a segment, and waves between the two reads of a block. The hand-off
 # costs as much for few rows as for many, so blocks are as large as fit.
 _SEGMENT_STAGES, _AHEAD = 4, 2
+_COMPLEX_STAGES, _COMPLEX_AHEAD = 3, 1
 
-# Rows of a block of a segment, which are unrolled; of complex arrays 48 took
-# half as long again.
-_MAX_ROWS, _MAX_COMPLEX_ROWS = 64, 32
+# Rows of a block of a segment, which are unrolled.
+_MAX_ROWS = 64
 
 # Bytes that a CTA of a diagonal recurrence has in flight.
 _DIAGONAL_IN_FLIGHT = 48 * 1024
@@ -99,14 +102,20 @@ def linear(
   # CTAs wait for each other, so all have to be on the device at once.
   most = min(target.cores // tiles, layout.time // _SEGMENT_STEPS)
   segments = min(most, _MAX_SEGMENTS) // 2 * 2
+  if inputs[0].is_complex:
+    segments = min(most, _MAX_COMPLEX_SEGMENTS)
+    multiple = handoffs.GROUP if segments > handoffs.GROUP else 2
+    segments = segments // multiple * multiple
   if segments >= _FEWEST_SEGMENTS[adjoint] and not target.interpret:
-    rows = _segment_rows(inputs, outputs)
+    stages, ahead = _SEGMENT_STAGES, _AHEAD
+    if inputs[0].is_complex:
+      stages, ahead = _COMPLEX_STAGES, _COMPLEX_AHEAD
     config = Config(
-        rows=rows,
+        rows=_segment_rows(inputs, outputs, stages),
         warpgroups=1,
         segments=segments,
-        stages=_SEGMENT_STAGES,
-        ahead=_AHEAD,
+        stages=stages,
+        ahead=ahead,
     )
     steps = -(-layout.time // segments)
     return _fit(config, steps, inputs, outputs, tiles * segments, target)
@@ -145,12 +154,13 @@ def _cut(
   return enough[0] if enough else configs[-1]
 
 
-def _segment_rows(inputs: Sequence[Stream], outputs: Sequence[Stream]) -> int:
+def _segment_rows(
+    inputs: Sequence[Stream], outputs: Sequence[Stream], stages: int
+) -> int:
   """Returns as many rows of a block as fit, a multiple of 8."""
-  row = Config(rows=1, warpgroups=1, segments=1, stages=_SEGMENT_STAGES)
+  row = Config(rows=1, warpgroups=1, segments=1, stages=stages)
   most = _SHARED // blocks.shared_bytes(inputs, outputs, row)
-  limit = _MAX_COMPLEX_ROWS if inputs[0].is_complex else _MAX_ROWS
-  return max(8, min(most // 8 * 8, limit))
+  return max(8, min(most // 8 * 8, _MAX_ROWS))
 
 
 def diagonal(

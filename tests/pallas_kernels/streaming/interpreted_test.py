@@ -357,9 +357,7 @@ class SegmentsTest(absltest.TestCase):
         end = start + size
         block = list(zip(a[start:end], zip(b[start:end]), strict=True))
         h = affine_maps.apply(affine_maps.compose(block), h)
-        np.testing.assert_allclose(
-            h[0], want[end - 1][0], rtol=2e-6, atol=1e-5
-        )
+        np.testing.assert_allclose(h[0], want[end - 1][0], rtol=2e-6, atol=1e-5)
 
   def test_blocks_never_forget(self):
     # Steps of 20,000 that amount to nothing but a NaN, or an infinity.
@@ -378,17 +376,16 @@ class SegmentsTest(absltest.TestCase):
   def test_places_are_distinct(self):
     layout = blocks.Layout(3, 4096, 256)
     config = blocks.Config(8, 1, 4, 4, 2)
-    plan = types.SimpleNamespace(layout=layout, config=config)
     # Maps of 2, 4 and 6 numbers.
     for like in (0, (0,)), ((0, 0), (0, 0)), (((0, 0), (0, 0)), (0, 0)):
-      shape = handoffs.MapRing.shape(plan, like)
+      shape = handoffs.MapRing.shape(layout, like, 4)
       found = []
       for batch, wave in np.ndindex(3, shape[0]):
         walk = types.SimpleNamespace(
             layout=layout, batch=batch, config=config, features=slice(0, 256)
         )
         with mock.patch.object(handoffs.ptx, 'thread', lambda: np.arange(256)):
-          ring = handoffs.MapRing(walk, like, None)
+          ring = handoffs.MapRing(walk, like, None, 4, 0)
         found += [place for _, place in ring.places(wave + 5)]
       starts = np.sort(np.concatenate(found))
       places = 4 * np.arange(math.prod(shape) // 4)
