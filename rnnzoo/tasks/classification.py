@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
@@ -80,7 +80,7 @@ def labels_of(
   Raises:
     ValueError: y has another shape, or an unknown class.
   """
-  given = array_inputs.unmasked(y, 'y')
+  given = array_checks.one(y, 'y must be one array')
   if given.shape != shape:
     raise ValueError(
         f'y must have the shape {list(shape)}, a class for each answer; its'

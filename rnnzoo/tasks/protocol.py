@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 
 # Arrays by name. Their leading axes are alike, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
@@ -277,7 +277,7 @@ class Task(abc.ABC):
     Raises:
       ValueError: the inputs cannot be used.
     """
-    return array_inputs.check(inputs)
+    return array_checks.check(inputs)
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns predictions for inputs as they are in `splits`; it is traced.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.images import cifar_files
 from rnnzoo.tasks.images import smnist
@@ -92,35 +92,20 @@ class SequentialCifar(smnist.SequentialImages):
     takes_noise = self._data.sequence == 'noise_padded'
     if takes_noise or isinstance(inputs, Mapping):
       names = ('inputs', 'index') if takes_noise else ('inputs',)
-      array_inputs.check(inputs, names)
-    pixels, index = inputs, None
-    if isinstance(inputs, Mapping):
-      for name in inputs:
-        if name not in ('inputs', 'index', 'label'):
-          raise ValueError(
-              f"inputs must have no keys but 'inputs' and 'index'; got {name!r}"
-          )
-      pixels, index = inputs['inputs'], inputs.get('index')
-    pixels = super().check_inputs(pixels)
-    if not takes_noise:
-      return {'inputs': pixels}
-    if np.ma.isMaskedArray(index):
-      raise ValueError(
-          'index must be integers, got a masked array; np.ma.getdata(index)'
-          ' takes the mask away'
+      array_checks.check(inputs, names)
+    given = array_checks.by_name(inputs, ('inputs', 'index', 'label'))
+    found = {'inputs': super().check_inputs(given['inputs'])}
+    if takes_noise:
+      found['index'] = array_checks.integers(
+          given['index'],
+          'index',
+          len(found['inputs']),
+          2**31 - 1,
+          least=0,
+          of=', by which an image gets its noise',
+          row='image',
       )
-    index = np.asarray(index)
-    if index.dtype.kind not in 'iu' or index.shape != (len(pixels),):
-      raise ValueError(
-          f'index must be integers [B], here [{len(pixels)}], by which an image'
-          f' gets its noise; got {index.dtype} of shape {list(index.shape)}'
-      )
-    if index.min() < 0 or index.max() >= 2**31:
-      raise ValueError(
-          f'index must be integers from 0, below 2^31; got {index.min()} to'
-          f' {index.max()}'
-      )
-    return {'inputs': pixels, 'index': index.astype(np.int32)}
+    return found
 
   def _completed(self, x, inputs, rngs):
     if self._data.sequence != 'noise_padded':

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 
 SPLITS = ('train', 'validation', 'test')
 # float32 has a millionth of a deviation so many deviations from zero.
@@ -70,7 +70,7 @@ def pad(
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
   step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  array_inputs.check_padding(lengths, step_bytes, 'cut or split the longest')
+  array_checks.check_padding(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence

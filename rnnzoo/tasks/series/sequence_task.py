@@ -16,14 +16,13 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo import settings
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
 from rnnzoo.tasks.series import heads
-from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -35,7 +34,7 @@ RULES: Mapping[str, fields.Rule] = {
 }
 
 _PAD = (
-    'pad sequences of several lengths: x, lengths ='
+    '; pad sequences of several lengths: x, lengths ='
     ' rnnzoo.tasks.series.sequence_arrays.pad(arrays), then'
     " predict({'x': x, 'lengths': lengths})"
 )
@@ -287,7 +286,7 @@ class SequenceTask(protocol.Task):
     lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
     valid = np.arange(x.shape[1]) < lengths[:, None]
     valid = valid if self.every_step else np.ones(len(x), bool)
-    y = self.answers.given(array_inputs.unmasked(y, 'y'), valid)
+    y = self.answers.given(y, valid)
     found = sequence_arrays.Sequences(x, lengths, y)
     if not found.known(self.every_step).any():
       raise ValueError('y must have an answer; there is none')
@@ -366,18 +365,21 @@ def check_inputs(
   Raises:
     ValueError: the inputs are something else.
   """
-  given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
-  if others := [key for key in given if key not in ('x', 'lengths')]:
-    hint = ''
-    if others[0] in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
-      hint = f"; call {others[0]!r} 'lengths'"
-    raise ValueError(
-        "inputs must have no keys but 'x' and 'lengths'; got"
-        f' {others[0]!r}{hint}'
-    )
+  given = array_checks.by_name(inputs, ('x', 'lengths'))
   if 'x' not in given:
     raise ValueError("inputs must have the key 'x', an array [B, T, F]")
-  x = _x(given['x'], columns, has_field)
+  mask = (
+      "; x.filled(nan) is for a model trained with config.data.missing='zero'"
+  )
+  x = array_checks.numbers(
+      given['x'],
+      'x',
+      ('B', 'T', columns),
+      kinds='iufb',
+      why=' as in training',
+      hint=_PAD,
+      mask=mask * has_field,
+  )
   if are_ragged and given.get('lengths') is None and x.shape[1] > 1:
     raise ValueError(
         'inputs must have lengths, since the model was trained on sequences of'
@@ -386,11 +388,11 @@ def check_inputs(
     )
   found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
   if given.get('lengths') is not None:
-    lengths = found['lengths'] = array_inputs.counts(
+    lengths = found['lengths'] = array_checks.integers(
         given['lengths'],
         'lengths',
         *x.shape[:2],
-        of='the steps of x',
+        of=', the steps of x',
         row='sequence',
     )
   valid = np.arange(x.shape[1]) < lengths[:, None]
@@ -398,7 +400,9 @@ def check_inputs(
   _, unheld = sequence_checks.padding(x, lengths, remedy)
   advice = "a model trained with config.data.missing='zero' takes NaN"
   advice *= has_field
-  npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
+  array_checks.finite(
+      x, valid, 'x', allow_nan=allow_nan, advice=advice, remedy=unheld
+  )
   x = np.where(valid[..., None], x, x.dtype.type(0))
   shift = np.zeros(columns) if shift is None else shift
   centred = sequence_arrays.centre(x, shift, valid)
@@ -421,46 +425,3 @@ def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
         f' {column}, {shift[column]:g} from zero; give numpy arrays of'
         f' {"float64 or " * is_narrow}int64, and not inside jax.jit'
     )
-
-
-def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
-  """Returns x [B, T, F], in the dtype that was given."""
-  if isinstance(given, np.ma.MaskedArray):
-    hint = (
-        "; x.filled(nan) is for a model trained with config.data.missing='zero'"
-    )
-    raise ValueError(
-        'x must have no mask of numpy, which would be ignored'
-        + hint * has_field
-    )
-  try:
-    x = np.asarray(given)
-  except ValueError as error:
-    raise ValueError(
-        f'x must be one array [B, T, {columns}], not a list of arrays of'
-        f' several shapes; {_PAD}'
-    ) from error
-  if x.dtype == object:
-    raise ValueError(
-        f'x must be an array [B, T, {columns}] of numbers, not of Python'
-        f' objects; {_PAD}'
-    )
-  # bfloat16 is no kind that numpy knows: 'V'.
-  if x.dtype.kind not in 'iufb' and x.dtype.name != 'bfloat16':
-    raise ValueError(f'x must hold real numbers; got {x.dtype}')
-  if x.ndim != 3 or 0 in x.shape:
-    hint = ''
-    if x.ndim == 2 and x.shape[1] == columns:
-      hint = '; x[None] makes a batch of one sequence'
-    elif x.ndim == 2 and columns == 1:
-      hint = '; x[..., None] gives it its one column'
-    raise ValueError(
-        f'x must be [B, T, {columns}], with none of them 0; its shape is'
-        f' {list(x.shape)}{hint}'
-    )
-  if x.shape[2] != columns:
-    raise ValueError(
-        f'x must have {columns} columns, as the model was trained on; it has'
-        f' {x.shape[2]}, its shape [B, T, F] being {list(x.shape)}'
-    )
-  return x.astype(np.float32) if x.dtype.kind == 'V' else x

@@ -33,10 +33,10 @@ import optax
 
 from rnnzoo import models
 from rnnzoo.models import language as language_model
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import made
 
 
@@ -128,7 +128,7 @@ class Recall(made.MadeTask):
     )
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, self.num_tokens, self._data.num_symbols)
+    return array_checks.tokens(inputs, self.num_tokens, self._data.num_symbols)
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits [B, K, symbols] of the K symbols that are named.

@@ -31,11 +31,11 @@ import numpy as np
 import optax
 
 from rnnzoo import models
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import languages
 from rnnzoo.tasks.synthetic import made
 
@@ -176,7 +176,7 @@ class StateTracking(made.MadeTask):
     )
 
   def check_inputs(self, inputs):
-    return token_inputs.check_with_length(inputs, self.language.num_tokens)
+    return array_checks.tokens_with_length(inputs, self.language.num_tokens)
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits [B, labels] of the whole strings of 'tokens', [B, T]."""

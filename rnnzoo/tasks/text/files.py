@@ -17,7 +17,7 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.models import decoding
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 
@@ -233,7 +233,7 @@ def buckets(
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
     for side in pairs:
-      array_inputs.check_padding(
+      array_checks.check_padding(
           [len(side[i]) + 1 for i in places],
           4,
           'shorten or leave out the longest lines; of those to train on,'

@@ -36,10 +36,10 @@ import optax
 from rnnzoo import models
 from rnnzoo import settings
 from rnnzoo.models import language as language_model
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import tokens as tokens_lib
 
@@ -220,7 +220,7 @@ class Text(protocol.Task):
     return self._test_windows(tokens)
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, len(self.tokens.pieces))
+    return array_checks.tokens(inputs, len(self.tokens.pieces))
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits of the next token, [B, V], of tokens [B, T]."""

@@ -27,12 +27,12 @@ import rnnzoo
 from rnnzoo import models
 from rnnzoo import settings
 from rnnzoo.models import decoding
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
@@ -264,7 +264,7 @@ class Translation(protocol.Task):
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, len(self.source_vocabulary))
+    return array_checks.tokens(inputs, len(self.source_vocabulary))
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns the tokens of the translations, int32 [B, output_length].
