@@ -46,12 +46,7 @@ class Inputs(NamedTuple):
 
 
 def read(path: pathlib.Path) -> Inputs:
-  """Returns the inputs in a file.
-
-  Raises:
-    OSError: the file cannot be read.
-    ValueError: it is no such file.
-  """
+  """Returns the inputs in a file."""
   if path.suffix.lower() == '.csv':
     try:
       return _read_csv(path)

@@ -87,11 +87,6 @@ def compare(directories: Sequence[str], output: str) -> str:
     directories: finished runs, and folders of runs as a sweep leaves them. Runs
       in a folder that are not finished are left out, and named on stderr.
     output: the directory for the files.
-
-  Raises:
-    RunFileError: a run is not finished, or one of its files is damaged, or the
-      runs have different main metrics.
-    OSError: a file cannot be read or written.
   """
   # Files of a sweep or a comparison beside its runs, as a shell's * names them.
   others = [
@@ -148,11 +143,7 @@ def _runs_in(directory: str) -> list[str]:
 
 
 def read(path: pathlib.Path) -> Run:
-  """Returns a finished run.
-
-  Raises:
-    RunFileError: it is not finished, or a file of it is damaged.
-  """
+  """Returns a finished run."""
   file = path / 'report.json'
   if not file.is_file():
     raise files.RunFileError(

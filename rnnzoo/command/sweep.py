@@ -49,11 +49,6 @@ def main(words: Sequence[str]) -> list[str]:
 
   Returns:
     Names of runs that failed, or did not end within the time limit.
-
-  Raises:
-    ValueError: a grid or a file of cases cannot be read.
-    OSError: a file cannot be read or written.
-    RunFileError: a finished run's files are damaged.
   """
   parsed, rest = _parse(words)
   deadline = time.monotonic() + parsed.time_limit
@@ -154,10 +149,6 @@ def read_cases(path: str | None) -> dict[str, Case]:
   Args:
     path: a file with a line a case; None for one case without flags. Empty
       lines and comments that begin with # are passed over.
-
-  Raises:
-    ValueError: a line cannot be read, or a name occurs twice.
-    OSError: the file cannot be read.
   """
   if path is None:
     return {'': Case([])}
@@ -202,9 +193,6 @@ def combinations(
   Args:
     grids: fields with values, 'field=value,value' each.
     cases: cases by name, each taken with all values.
-
-  Raises:
-    ValueError: a grid cannot be read, or there is nothing to vary.
   """
   axes: dict[str, list[str]] = {}
   for grid in grids:

@@ -28,9 +28,6 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
   Args:
     given: arrays [B, ...], as a user gave them.
     names: names of arrays that must be there; none for arrays without names.
-
-  Raises:
-    ValueError: the arrays are something else.
   """
   if names:
     _check_names(given, names)

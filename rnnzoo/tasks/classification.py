@@ -30,7 +30,7 @@ METRICS: tuple[protocol.Metric, ...] = (
 
 
 # A rule for `config.model` of tasks that smooth labels.
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
+RULES: fields.Rules = types.MappingProxyType(
     {'label_smoothing': fields.number(0, 1, below=True)}
 )
 
@@ -76,9 +76,6 @@ def labels_of(
     y: names, what `str` makes names of, or, where no name is a number, places.
     class_names: names of the classes.
     shape: the shape that y must have.
-
-  Raises:
-    ValueError: y has another shape, or an unknown class.
   """
   given = array_checks.one(y, 'y must be one array')
   if given.shape != shape:

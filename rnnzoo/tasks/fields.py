@@ -30,12 +30,23 @@ class Rule(NamedTuple):
   allows: Callable[[Any], bool]
 
 
-def integer(least: int, most: int = 10**9, *, optional: bool = False) -> Rule:
-  """Returns the rule of an int in [least, most] or, if optional, None."""
+# Rules of the fields of a section, by name.
+Rules = Mapping[str, Rule]
+
+
+def optional(rule: Rule) -> Rule:
+  """Returns the rule of values that a rule allows, or None."""
   return Rule(
-      f'an integer from {least} to {most}' + (' or None' if optional else ''),
-      lambda value: (optional and value is None)
-      or (_is_a(value, int) and least <= value <= most),
+      f'{rule.text} or None',
+      lambda value: value is None or rule.allows(value),
+  )
+
+
+def integer(least: int, most: int = 10**9) -> Rule:
+  """Returns the rule of an int in [least, most]."""
+  return Rule(
+      f'an integer from {least} to {most}',
+      lambda value: _is_a(value, int) and least <= value <= most,
   )
 
 
@@ -50,7 +61,6 @@ def number(
     *,
     above: bool = False,
     below: bool = False,
-    optional: bool = False,
 ) -> Rule:
   """Returns the rule of a number in [least, most], as float32 has it.
 
@@ -62,7 +72,6 @@ def number(
     most: the upper bound.
     above: whether the lower bound is excluded.
     below: whether the upper bound is excluded.
-    optional: whether None is allowed as well.
   """
   text = f'a number of at least {least:g}'
   if above:
@@ -71,8 +80,6 @@ def number(
     text += f' and {"below" if below else "at most"} {most:g}'
 
   def allows(value):
-    if value is None:
-      return optional
     # JAX takes an int for an int32 wherever it meets one.
     if not (_is_a(value, float) or (_is_a(value, int) and abs(value) < 2**31)):
       return False
@@ -84,20 +91,15 @@ def number(
         and (rounded < most if below else rounded <= most)
     )
 
-  text += ', finite in float32' + (', or None' if optional else '')
-  return Rule(text, allows)
+  return Rule(f'{text}, finite in float32', allows)
 
 
-def one_of(names: Iterable[str], optional: bool = False) -> Rule:
-  """Returns the rule of a name, or, if it is optional, None."""
+def one_of(names: Iterable[str]) -> Rule:
+  """Returns the rule of a name."""
   known = tuple(names)
-  text = ', '.join(map(repr, known)) + (' or None' if optional else '')
   return Rule(
-      f'one of {text}',
-      lambda value: (
-          value is None if not isinstance(value, str) else value in known
-      )
-      and (optional or value is not None),
+      f'one of {", ".join(map(repr, known))}',
+      lambda value: isinstance(value, str) and value in known,
   )
 
 
@@ -106,12 +108,10 @@ def flag() -> Rule:
   return Rule('True or False', lambda value: isinstance(value, bool))
 
 
-def text(optional: bool = False) -> Rule:
-  """Returns the rule of a string, or, if it is optional, None."""
+def text() -> Rule:
+  """Returns the rule of a string."""
   return Rule(
-      'a string' + (' or None' if optional else ''),
-      lambda value: (optional and value is None)
-      or (isinstance(value, str) and '\0' not in value),
+      'a string', lambda value: isinstance(value, str) and '\0' not in value
   )
 
 
@@ -135,9 +135,7 @@ def section() -> Rule:
   )
 
 
-def check(
-    given: ml_collections.ConfigDict, rules: Mapping[str, Rule], name: str
-) -> None:
+def check(given: ml_collections.ConfigDict, rules: Rules, name: str) -> None:
   """Raises ValueError unless a section's fields are there and allowed.
 
   Args:
@@ -184,9 +182,6 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   Args:
     path: the path as it was given.
     name: the field that holds it, as 'config.data.path'; '' for none.
-
-  Raises:
-    ValueError: `path` is no path, or nobody has that home.
   """
   if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
     raise ValueError(
@@ -208,9 +203,6 @@ def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
   Args:
     path: the path as it was given.
     name: the field or flag that holds it, as 'config.data.manual_dir'.
-
-  Raises:
-    ValueError: the path, or one above it, is a file; or nobody has that home.
   """
   found = expand(path, name)
   # os.path answers for names that no file system takes, too.

@@ -58,9 +58,6 @@ def directory(data_dir: str) -> pathlib.Path:
 
   Args:
     data_dir: `config.data.data_dir`; '' for TFDS's own default.
-
-  Raises:
-    ValueError: the path is a file, or below one, or begins with nobody's home.
   """
   if data_dir:
     return fields.expand_directory(data_dir, 'config.data.data_dir')
@@ -75,10 +72,6 @@ def read(source: str, data_dir: str) -> Set:
   Args:
     source: 'tfds:<name>'.
     data_dir: the folder where TFDS keeps its sets; '' for its own default.
-
-  Raises:
-    ValueError: there is no such set, it cannot be read, or it has no
-      supervised keys or no training split.
   """
   # Both are slow to import, and seldom needed.
   import tensorflow_datasets as tfds
@@ -143,9 +136,6 @@ def read_images(
     name: the set with its version, as 'mnist:3.0.1'; TFDS has prepared a copy.
     data_dir: the folder where TFDS keeps its sets.
     shape: an image's shape. Images are uint8 [N, *shape], labels int32 [N].
-
-  Raises:
-    ValueError: the copy is damaged, or cannot be read by index.
   """
   import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
 

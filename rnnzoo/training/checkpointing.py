@@ -86,9 +86,6 @@ class Checkpoints(contextlib.AbstractContextManager):
       state: pytree of arrays that the next step needs.
       best: pytree of arrays, the model to be tested.
       progress: numbers and texts, in a form that JSON can hold.
-
-    Raises:
-      OSError: the checkpoint cannot be written.
     """
     target = self.directory / str(epoch)
     try:

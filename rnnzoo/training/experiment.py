@@ -31,7 +31,7 @@ from rnnzoo.training import visits
 from rnnzoo.training import warm_start
 
 # Rules for the fields that training itself reads; tasks check their sections.
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'task': fields.text(),
     'seed': fields.seed(),
     'init_from': fields.text(),
@@ -40,7 +40,7 @@ _RULES: Mapping[str, fields.Rule] = {
     'seeds_at_once': fields.integer(1),
     'num_epochs': fields.integer(1),
     'batch_size': fields.integer(1),
-    'num_devices': fields.integer(1, optional=True),
+    'num_devices': fields.optional(fields.integer(1)),
     'eval_batch_size': fields.integer(1),
     'monitor': fields.text(),
     'checkpoint_every': fields.integer(1),
@@ -50,7 +50,7 @@ _RULES: Mapping[str, fields.Rule] = {
     'optimizer': fields.section(),
     'early_stopping': fields.section(),
 }
-_STOPPING_RULES: Mapping[str, fields.Rule] = {
+_STOPPING_RULES: fields.Rules = {
     'patience': fields.integer(0),
     'min_delta': fields.number(0),
 }

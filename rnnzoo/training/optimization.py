@@ -36,7 +36,7 @@ _MOMENTS: Mapping[
 # Those with a momentum, Nesterov's if it is wanted.
 _WITH_MOMENTUM = ('adam', 'adamw', 'sgd')
 
-RULES: Mapping[str, fields.Rule] = {
+RULES: fields.Rules = {
     'name': fields.one_of(_MOMENTS),
     'learning_rate': fields.number(0, above=True),
     'b1': fields.number(0, 1, below=True),
@@ -126,9 +126,6 @@ def make_optimizer(
     config: `config.optimizer`; `configs/base.py` explains its fields.
     num_steps: steps of the whole training, for the schedule.
     steps_per_epoch: steps of an epoch, for the schedule.
-
-  Raises:
-    ValueError: a name is unknown, or a number is out of range.
   """
   fields.check(config, RULES, 'config.optimizer')
   together = {
@@ -261,9 +258,6 @@ def make_plateau(
       next one lowers the rate, as in torch's ReduceLROnPlateau;
       `plateau_min_delta`, by how much the monitored value must improve, 0 for a
       ten-thousandth of it; and `plateau_floor`, the least rate.
-
-  Raises:
-    ValueError: the factor or the patience is out of range.
   """
   fields.check(config, RULES, 'config.optimizer')
   if fields.float32(config.plateau_factor) == 1.0:
@@ -289,9 +283,6 @@ def make_loss_scale(
   multiplied by a factor, and the gradients are divided by it in float32. A step
   whose gradients are not finite is skipped, and halves the factor. The factor
   doubles after `optimizer.loss_scale_interval` steps that were not skipped.
-
-  Raises:
-    ValueError: `model.dtype` is no dtype.
 
   References:
     Micikevicius et al., Mixed precision training, 2018, section 3.2.

@@ -124,10 +124,6 @@ def choose(
     num_devices: devices over all processes; None for as many as there are and
       the batch can be split over, or one for several seeds at once.
     seeds_at_once: the number of seeds in one call, which has one device.
-
-  Raises:
-    ValueError: there is no such number of devices, or it does not divide the
-      batch.
   """
   devices, processes = jax.devices(), jax.process_count()
   there = len(devices)

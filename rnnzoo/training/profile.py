@@ -76,9 +76,6 @@ def read(
   Returns:
     The operators; the microseconds from the start of the first to the end of
     the last; and the microseconds in which no operator ran.
-
-  Raises:
-    ValueError: there is no trace, or no operator in it.
   """
   found = sorted(
       directory.rglob('*.trace.json.gz'), key=lambda path: path.stat().st_mtime
@@ -147,10 +144,6 @@ def profile(experiment: experiments.Experiment) -> str:
 
   Args:
     experiment: the experiment from `prepare`.
-
-  Raises:
-    ValueError: the profiler wrote no trace, or one without operators.
-    OSError: the trace cannot be written.
   """
   program, config = experiment.program, experiment.config
   keys = jax.random.split(jax.random.key(config.seed), 3)

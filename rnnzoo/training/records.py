@@ -139,9 +139,6 @@ class EpochTimes:
     dataset: the name of the data set.
     done: the number of epochs done; rows of later ones are void.
     num_examples: examples of an epoch.
-
-  Raises:
-    RunFileError: the file is damaged.
   """
 
   def __init__(
@@ -294,9 +291,6 @@ class Samples:
     path: the file; samples of an earlier process are kept.
     dataset: the name of the data set.
     done: the number of epochs done; samples of later ones are void.
-
-  Raises:
-    RunFileError: the file is damaged.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):

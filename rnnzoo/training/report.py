@@ -70,11 +70,7 @@ _IN_RESULTS_ALONE = ('config', 'data', 'history')
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns the content of result.json of a seed of a run on a data set.
-
-  Raises:
-    RunFileError: the file is damaged, or of another seed, run or data set.
-  """
+  """Returns the content of result.json of a seed of a run on a data set."""
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:

@@ -45,11 +45,7 @@ class Data(NamedTuple):
 
 
 def of_task(task: tasks.Task) -> Data:
-  """Returns the data of a task.
-
-  Raises:
-    ValueError: JSON cannot hold the task's description, or it is no task.
-  """
+  """Returns the data of a task."""
   if not isinstance(task, tasks.Task):
     raise ValueError(
         'what makes the task must return an rnnzoo.tasks.Task, got'
@@ -93,10 +89,6 @@ def check(
     goes_on: whether the run is to be trained on. Else other numbers, too, get a
       warning.
     has_own_tests: whether data that are tests alone may be others.
-
-  Raises:
-    ValueError: the task describes them otherwise, or numbers differ by more
-      than rounding; the message says where.
   """
   text = _described_otherwise(there.described, here.described)
   other = ''

@@ -96,12 +96,6 @@ def open_or_create(
     name: the name of the experiment.
     prefix: begins a new directory's name; '' for the experiment's name.
     mode: why it is opened, see `check_same`.
-
-  Raises:
-    ValueError: the directory is in use, holds a run with another config or on
-      other data, or that began otherwise, or does not say which run it holds;
-      or its path cannot hold checkpoints.
-    OSError: the directory cannot be made or written to.
   """
   _check_path(fields.expand(workdir or pathlib.Path('runs') / (prefix or name)))
   if workdir:
@@ -288,9 +282,6 @@ def _change_epochs(
     path: the run directory.
     content: the config.
     before: the number of epochs so far; None where config.json is lost.
-
-  Raises:
-    ValueError: the seeds have more epochs, or another number changes nothing.
   """
   seeds, results = sorted(path.glob('seed_*')), {}
   for seed in seeds:
@@ -343,10 +334,6 @@ def check_same(
     dataset: the name of the data set; None not to compare it.
     mode: why they are compared: 'train', 'evaluate', 'predict' or 'sample'.
       Fields that only say how models are tested may differ for 'evaluate'.
-
-  Raises:
-    ValueError: config or data set differ; the message says where.
-    RunFileError: a file is damaged.
   """
   stored = flatten(files.read_json(path / 'config.json', dict))
   there = _as_now(stored)
@@ -403,12 +390,7 @@ def check_data(
     goes_on: bool = False,
     has_own_tests: bool = False,
 ) -> None:
-  """Raises an error if a run was on other data; see `run_data.check`.
-
-  Raises:
-    ValueError: the data are others; the message says where.
-    RunFileError: task.json is damaged.
-  """
+  """Raises an error if a run was on other data; see `run_data.check`."""
   described = None
   if 'task.json' in run['files']:
     described = _read_listed(path, run, 'task.json')
@@ -426,12 +408,7 @@ def of_tests(task: str) -> tuple[str, ...]:
 def read(
     path: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, dict[str, Any]]:
-  """Returns the config of a run, and the content of run.json.
-
-  Raises:
-    FileNotFoundError: the directory holds no run.
-    RunFileError: a file, task.json included, is damaged.
-  """
+  """Returns the config of a run, and the content of run.json."""
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
@@ -467,11 +444,7 @@ def _read_listed(
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns a config as config.json holds it.
-
-  Raises:
-    ValueError: JSON cannot hold one of its values.
-  """
+  """Returns a config as config.json holds it."""
   try:
     return json.loads(config.to_json())
   except (TypeError, ValueError, RecursionError) as error:

@@ -67,11 +67,7 @@ class SeedState:
     }
 
   def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
-    """Returns whether there was a checkpoint to go on from.
-
-    Raises:
-      RunFileError: the checkpoint is damaged.
-    """
+    """Returns whether there was a checkpoint to go on from."""
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:
       return False

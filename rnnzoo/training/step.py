@@ -97,10 +97,6 @@ class Program:
       training step drops.
     rate_factors: `config.optimizer.rate_factors`; parameters of factor 0 are
       frozen, all others are the optimizer's matter.
-
-  Raises:
-    ValueError: the task cannot build its model, the model has no matrix of
-      which a share is to be dropped, or a rate factor is of no parameter.
   """
 
   def __init__(

@@ -486,7 +486,7 @@ class SequentialMnistTest(parameterized.TestCase):
       (
           'elsewhere',
           {'options': {'GRU': {'dtype': 'bfloat16'}}},
-          'GRU.dtype would be ignored; config.model.dtype is',
+          'GRU.dtype would be ignored: config.model.dtype is',
       ),
       (
           'of_the_task',

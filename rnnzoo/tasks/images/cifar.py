@@ -14,7 +14,6 @@ References:
 """
 
 from collections.abc import Mapping
-import types
 from typing import Any
 
 import jax
@@ -37,15 +36,13 @@ class SequentialCifar(smnist.SequentialImages):
   evaluation an image's noise never changes.
   """
 
-  rules = types.MappingProxyType(
-      {
-          **smnist.DATA_RULES,
-          'source': fields.one_of(cifar_files.SOURCES),
-          'sequence': fields.one_of(SEQUENCES),
-          'num_steps': fields.integer(1, 10**6),
-          'noise_seed': fields.seed(),
-      }
-  )
+  rules: fields.Rules = {
+      **smnist.DATA_RULES,
+      'source': fields.one_of(cifar_files.SOURCES),
+      'sequence': fields.one_of(SEQUENCES),
+      'num_steps': fields.integer(1, 10**6),
+      'noise_seed': fields.seed(),
+  }
   shapes = cifar_files.SHAPES
 
   def _load(self):
@@ -85,9 +82,6 @@ class SequentialCifar(smnist.SequentialImages):
         itself, or sequences [B, T, in] as in `splits`. Or a dict of 'inputs',
         which are these, and 'index' int [B], by which an image gets its noise.
         Only config.data.sequence='noise_padded' needs the index.
-
-    Raises:
-      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     takes_noise = self._data.sequence == 'noise_padded'
     if takes_noise or isinstance(inputs, Mapping):

@@ -60,12 +60,6 @@ def load(
   Returns:
     Images uint8 [N, height, width, channels], with 3 channels for CIFAR-10 and
     one for digits.
-
-  Raises:
-    FileNotFoundError: `manual_dir` has no archive, or `source` is 'cifar10' and
-      there is none to be had.
-    ValueError: the archive or the prepared copy is damaged, a directory is a
-      file, or one is named that is not read.
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
@@ -99,10 +93,6 @@ def read_archive(
   Args:
     path: path of `cifar-10-binary.tar.gz`.
     checksum: its MD5 sum.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: its checksum is wrong, or it does not hold CIFAR-10.
   """
   path = pathlib.Path(path)
   if not path.is_file():

@@ -46,10 +46,6 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
 
   Args:
     path: the file, still compressed.
-
-  Raises:
-    ValueError: the file is not an IDX file of bytes, not a whole one, or
-      greater than MNIST's.
   """
   try:
     with gzip.open(path) as file:
@@ -90,10 +86,6 @@ def verify(
   Args:
     directory: the folder of the files.
     checksums: the MD5 sum that each file must have.
-
-  Raises:
-    FileNotFoundError: the directory or one of the files is missing.
-    ValueError: a file's checksum is wrong.
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():

@@ -26,10 +26,6 @@ def check(
     image: shape of one image: [height, width], or [height, width, channels].
     steps: shape of one sequence: [T, in].
     white: the greatest value of a pixel.
-
-  Raises:
-    ValueError: the array is something else; the message describes it and a
-      valid one.
   """
   shapes = ' or '.join(
       dict.fromkeys(

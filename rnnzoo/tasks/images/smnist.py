@@ -15,7 +15,6 @@ References:
 import abc
 from collections.abc import Mapping
 import math
-import types
 from typing import Any
 
 from flax import nnx
@@ -38,17 +37,15 @@ SCALINGS = ('minmax', 'standard', 'symmetric')
 ROWS = ('row', 'noise_padded')
 
 # Rules for `config.data`, but for the sources and sequences of a task.
-DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'digits_batch_size': fields.integer(1),
-        'manual_dir': fields.text(),
-        'data_dir': fields.text(),
-        'scaling': fields.one_of(SCALINGS),
-        'permutation_seed': fields.seed(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
-)
+DATA_RULES: fields.Rules = {
+    'digits_batch_size': fields.integer(1),
+    'manual_dir': fields.text(),
+    'data_dir': fields.text(),
+    'scaling': fields.one_of(SCALINGS),
+    'permutation_seed': fields.seed(),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'split_seed': fields.seed(),
+}
 
 
 class SequentialImages(classification.Classification):
@@ -64,7 +61,7 @@ class SequentialImages(classification.Classification):
     shapes: the shape of an image, by its greatest value.
   """
 
-  rules: Mapping[str, fields.Rule]
+  rules: fields.Rules
   shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -169,9 +166,6 @@ class SequentialImages(classification.Classification):
       inputs: integers from 0, black, to 255, white (16 for a run on digits):
         images [B, height, width], which the task reads as sequences itself, or
         sequences [B, T, in] as in `splits`.
-
-    Raises:
-      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     steps = math.prod(self._image) // self._features, self._features
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
@@ -198,13 +192,11 @@ class SequentialImages(classification.Classification):
 class SequentialMnist(SequentialImages):
   """Classifies images of digits, '0' to '9', of MNIST or its stand-in."""
 
-  rules = types.MappingProxyType(
-      {
-          **DATA_RULES,
-          'source': fields.one_of(mnist.SOURCES),
-          'sequence': fields.one_of(SEQUENCES),
-      }
-  )
+  rules: fields.Rules = {
+      **DATA_RULES,
+      'source': fields.one_of(mnist.SOURCES),
+      'sequence': fields.one_of(SEQUENCES),
+  }
   shapes = mnist.SHAPES
 
   def _load(self):
@@ -248,9 +240,6 @@ def split_validation(
     fraction: the share that validates, rounded to a whole example.
     seed: seed of `np.random.RandomState`, whose stream never changes, so that
       the split is equal on every machine.
-
-  Raises:
-    ValueError: a part would be empty.
   """
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:

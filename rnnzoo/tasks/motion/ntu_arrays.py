@@ -38,11 +38,6 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
   Args:
     directory: a folder that `rnnzoo.tasks.motion.ntu_conversion` made.
-
-  Raises:
-    FileNotFoundError: there is no such folder, or it is not whole.
-    ValueError: a file in it is damaged, or a frame shows nobody or holds a
-      number that is no position: NaN, an infinity, or 1,000 m and more.
   """
   directory = pathlib.Path(directory)
   if directory.is_file():
@@ -84,11 +79,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
 
 def read_index(directory: pathlib.Path) -> dict:
-  """Returns the index of a folder: 'source', 'names' and 'lengths'.
-
-  Raises:
-    ValueError: the index is damaged.
-  """
+  """Returns the index of a folder: 'source', 'names' and 'lengths'."""
   path = directory / INDEX
   try:
     index = json.loads(path.read_text(encoding='utf-8'))

@@ -119,11 +119,7 @@ class Name(NamedTuple):
 
 
 def parse_name(name: str) -> Name:
-  """Returns the numbers in a name with or without '.skeleton', in any case.
-
-  Raises:
-    ValueError: the name has another form.
-  """
+  """Returns the numbers in a name with or without '.skeleton', in any case."""
   match = _NAME.fullmatch(re.sub(r'(?i)\.skeleton\Z', '', name))
   numbers = [int(number) for number in match.groups()] if match else [0]
   if min(numbers) < 1:
@@ -154,11 +150,7 @@ def is_training(name: Name, protocol: str) -> bool:
 
 
 def training_mask(names: Sequence[Name], protocol: str) -> np.ndarray:
-  """Returns bool [N], which recordings train; the others test.
-
-  Raises:
-    ValueError: no recording trains, or none tests.
-  """
+  """Returns bool [N], which recordings train; the others test."""
   mask = np.array([is_training(name, protocol) for name in names], bool)
   count = int(np.sum(mask))
   if not 0 < count < len(mask):
@@ -178,10 +170,6 @@ def read_missing(path: str | os.PathLike[str]) -> frozenset[str]:
   NTU_RGBD_samples_with_missing_skeletons.txt and
   NTU_RGBD120_samples_with_missing_skeletons.txt, at
   https://github.com/shahroudy/NTURGB-D. Other text in the file is ignored.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: there is no name in it.
   """
   path = fields.expand(path, 'config.data.missing_list')
   if not path.is_file():
@@ -209,11 +197,6 @@ def read(path: str | os.PathLike[str]) -> list[dict[Id, list[float]]]:
 
   Args:
     path: the file.
-
-  Raises:
-    ValueError: the file breaks the format, is cut, has no body, or is a folder
-      or a pipe; the message names the file and the line.
-    OSError: the file cannot be read.
   """
   path = fields.expand(path)
   lines = _Lines(path, _read_text(path))

@@ -45,12 +45,7 @@ class Body(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> tuple[np.ndarray, str]:
-  """Returns the main persons of a `.skeleton` file, as `arrange` does.
-
-  Raises:
-    ValueError: the file is damaged, as `ntu_files.read` says.
-    OSError: the file cannot be read.
-  """
+  """Returns the main persons of a `.skeleton` file, as `arrange` does."""
   frames = ntu_files.read(path)
   return arrange(follow(frames), len(frames))
 

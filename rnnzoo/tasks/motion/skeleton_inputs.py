@@ -112,10 +112,6 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
     given: a dict of such arrays; without 'offsets', it gets `prepare`'s. A
       'label', as in the splits of the task, is left out.
     data: `config.data` of the run.
-
-  Raises:
-    ValueError: an array does not fit; the message has the given shape, dtype
-      or number, and names one that would work.
   """
   array_checks.check(given, _KEYS[:2])
   array_checks.by_name(given, _KEYS)

@@ -49,7 +49,7 @@ from rnnzoo.tasks.series import sequence_checks
 # Series that the library aeon brings.
 PACKAGED = ('airline', 'lynx', 'shampoo_sales', 'uschange')
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'source': fields.one_of(('files', *PACKAGED)),
     'path': fields.text(),
     'context': fields.integer(1, 10**5),
@@ -348,9 +348,6 @@ class Forecasting(protocol.Task):
         C steps the last C count. Or a mapping with 'y', 'x' [B, T + H, F] where
         training had x, and 'start' int [B], the number in its series of the
         first step given, if it is not 0: the season counts from it.
-
-    Raises:
-      ValueError: the inputs are anything else.
     """
     if isinstance(inputs, Mapping) and 'lengths' in inputs:
       raise ValueError(
@@ -421,11 +418,7 @@ def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
 
 
 def _rounded(values: np.ndarray, name: str) -> np.ndarray:
-  """Returns y [B, T], where NaN is missing, or x [B, T, F] as float32.
-
-  Raises:
-    ValueError: a number is not finite in float32.
-  """
+  """Returns y [B, T], where NaN is missing, or x [B, T, F] as float32."""
   is_y = values.ndim == 2
   columns = values[..., None] if is_y else values
   valid = np.ones(columns.shape[:2], bool)
@@ -463,12 +456,7 @@ def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
 
 
 def read(path: pathlib.Path) -> Series:
-  """Returns the series of an `.npz` file.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it holds no such arrays.
-  """
+  """Returns the series of an `.npz` file."""
   name = str(path)
   fit = lambda arrays: _fit(arrays, name)
   y, x, lengths = fit(npz.load(path, ('y', 'x', 'lengths'), fit))

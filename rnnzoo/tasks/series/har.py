@@ -21,7 +21,6 @@ References:
   activity recognition using smartphones, ESANN 2013.
 """
 
-from collections.abc import Mapping
 import pathlib
 from typing import Literal
 import warnings
@@ -47,7 +46,7 @@ SIGNALS = tuple(
     for axis in 'xyz'
 )
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'manual_dir': fields.text(),
 }
@@ -94,10 +93,6 @@ def read(
   """Returns (windows with activities from 1, people [N]) of 'train' or 'test'.
 
   The directory is the folder 'UCI HAR Dataset', or one that holds it.
-
-  Raises:
-    FileNotFoundError: a file is missing.
-    ValueError: a file is not as it should be; the message names it.
   """
   folder = _root(directory) / split
   columns: list[np.ndarray] = []

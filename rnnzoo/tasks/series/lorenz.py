@@ -12,8 +12,6 @@ References:
   Lorenz, Deterministic nonperiodic flow, 1963, eqs. 25 - 27.
 """
 
-from collections.abc import Mapping
-
 import ml_collections
 import numpy as np
 
@@ -34,7 +32,7 @@ _MOST_BYTES = 2**32
 # Steps of blocks that take some ten seconds, which is told.
 _MANY_STEPS = 10**5
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'standardize': fields.flag(),
     'num_train': fields.integer(1, 10**6),
     'num_validation': fields.integer(1, 10**6),
@@ -56,12 +54,7 @@ class Lorenz(sequence_task.SequenceTask):
   """
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the data of a config as in `configs/base_lorenz.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist, or the trajectories
-        of all splits would have more than 4 GiB in float64.
-    """
+    """Makes the data of a config as in `configs/base_lorenz.py`."""
     data = config.data
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config, are_classes=False)

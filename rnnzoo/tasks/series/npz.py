@@ -85,11 +85,7 @@ def _hint(name: str) -> str:
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
-  """Returns the sequences of a file's arrays; its name is for errors.
-
-  Raises:
-    ValueError: the arrays do not have this form.
-  """
+  """Returns the sequences of a file's arrays; its name is for errors."""
   _check_names(list(arrays), name)
   steps = 'x' if 'x' in arrays else 'steps'
   read_steps = _padded_x if steps == 'x' else concatenated_x
@@ -121,9 +117,6 @@ def checked(
   """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
 
   Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
-
-  Raises:
-    ValueError: a valid step has no finite number in float32.
   """
   remedy = "save x, y and, for the task 'sequences', "
   told, unheld = sequence_checks.padding(x, lengths, remedy)
@@ -159,10 +152,6 @@ def load(
     check: function that raises where arrays do not fit together. Its arrays are
       first stand-ins of their shapes: a small file may hold very much.
     names: function that raises where an array is missing.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is no such file.
   """
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
@@ -272,11 +261,7 @@ def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (x [N, T, F], lengths [N]) of 'steps' [total, F] and 'lengths'.
-
-  Raises:
-    ValueError: they do not fit together; `name` is the file's.
-  """
+  """Returns (x [N, T, F], lengths [N]) of 'steps' [total, F] and 'lengths'."""
   steps = _steps(arrays['steps'], f'{name}: steps', ('total', 'F'))
   if 'lengths' not in arrays:
     raise ValueError(f'{name}: steps need lengths, int [N]')

@@ -230,9 +230,6 @@ def complete_splits(
       are to be there.
     seed: the seed of `split_off`.
     stratify: whether y [N] holds classes, of which each split gets its share.
-
-  Raises:
-    ValueError: a split would be empty.
   """
   found = dict(splits)
   total = len(splits['train'].x)
@@ -279,9 +276,6 @@ def split_off(
     groups: the group of each example, [N].
     size: the size of the part.
     seed: the seed of `np.random.RandomState`, whose stream never changes.
-
-  Raises:
-    ValueError: a part would be empty.
   """
   if not 0 < size < len(groups):
     raise ValueError(

@@ -27,7 +27,7 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
 # Rules of `config.data`, in every task of this kind.
-RULES: Mapping[str, fields.Rule] = {
+RULES: fields.Rules = {
     'standardize': fields.flag(),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
     'split_seed': fields.seed(),
@@ -77,10 +77,6 @@ class SequenceTask(protocol.Task):
       splits: 'train', 'validation', 'test'.
       answers: the kind of the answers.
       every_step: whether there is an answer for every step.
-
-    Raises:
-      ValueError: a split has other columns than 'train', other kinds of
-        answers, or none of its classes.
     """
     self._set_up(config, answers, every_step)
     self.dataset = dataset
@@ -234,10 +230,6 @@ class SequenceTask(protocol.Task):
 
             x, lengths = sequence_arrays.pad([first, second])
             trained.predict({'x': x, 'lengths': lengths})
-
-    Raises:
-      ValueError: the inputs are anything else, or are not finite; NaN is
-        allowed where the data may have it, as by config.data.missing='zero'.
     """
     return check_inputs(
         inputs,
@@ -361,9 +353,6 @@ def check_inputs(
       trained to take NaN.
     shift: numbers taken off columns before float32 rounds them, [F], or None.
     are_ragged: whether training had sequences of several lengths.
-
-  Raises:
-    ValueError: the inputs are something else.
   """
   given = array_checks.by_name(inputs, ('x', 'lengths'))
   if 'x' not in given:

@@ -44,7 +44,7 @@ from rnnzoo.tasks.series import sequence_task
 _LIKE_SPLITS = ('trn', 'val', 'vali', 'dev', 'eval', 'evaluation', 'tst')
 _BEGINNINGS = ('train', 'valid', 'test')
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'source': fields.Rule(
         "'files' or 'tfds:<name>'",
@@ -66,12 +66,7 @@ class OwnSequences(sequence_task.SequenceTask):
   """Sequences of .npz files; classes or numbers, of a sequence or a step."""
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data of a config as in `configs/base_sequences.py`.
-
-    Raises:
-      ValueError: a field or a file holds something that cannot be.
-      FileNotFoundError: there is no such file.
-    """
+    """Reads the data of a config as in `configs/base_sequences.py`."""
     data = config.data
     fields.check(data, _RULES, 'config.data')
     sequence_task.check_model(config, data.kind == 'classification')
@@ -108,12 +103,7 @@ class OwnSequences(sequence_task.SequenceTask):
 def read_splits(
     path: pathlib.Path, form: npz.Form
 ) -> dict[str, sequence_arrays.Sequences]:
-  """Returns the splits that a file or folder has; 'train' is among them.
-
-  Raises:
-    FileNotFoundError: there is no such path.
-    ValueError: files do not fit together, or one is not as it should be.
-  """
+  """Returns the splits that a file or folder has; 'train' is among them."""
   if not path.is_dir():
     return {'train': npz.read(path, form)}
   files = sorted(f for f in path.iterdir() if f.suffix.lower() == '.npz')
@@ -162,9 +152,6 @@ def encode(
   """Returns splits with classes as int32, and the classes, sorted.
 
   Labels are of one kind: integers, booleans or strings, as `npz` reads them.
-
-  Raises:
-    ValueError: there are not two classes.
   """
   real = [split.y[split.known(every_step)] for split in splits.values()]
   labels = np.unique(np.concatenate(real))

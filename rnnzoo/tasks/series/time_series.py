@@ -10,8 +10,6 @@ steps and 6 columns, to measure speed: random walks, whose class is the column
 that drifts.
 """
 
-from collections.abc import Mapping
-
 import ml_collections
 import numpy as np
 
@@ -24,7 +22,7 @@ from rnnzoo.tasks.series import uea
 
 SYNTHETIC = 'synthetic_eigenworms'
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'name': fields.text(),
     'manual_dir': fields.text(),

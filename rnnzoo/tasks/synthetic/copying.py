@@ -54,7 +54,7 @@ def _is_curriculum(value: Any) -> bool:
 _SYMBOLS = {'num_symbols': fields.integer(1, 1000)}
 # Rules of `config.model`, with the blocks of a language model.
 _MODEL_RULES = {
-    'mlp': fields.one_of(language_model.MLPS, optional=True),
+    'mlp': fields.optional(fields.one_of(language_model.MLPS)),
     'conv_width': fields.integer(0, 1000),
 }
 
@@ -146,13 +146,11 @@ class CopyMemory(Recall):
   'recalled' it is the mean over the steps on which symbols are named.
   """
 
-  rules = types.MappingProxyType(
-      {
-          **_SYMBOLS,
-          'delay': fields.integer(1, 20_000),
-          'loss_steps': fields.one_of(('all', 'recalled')),
-      }
-  )
+  rules: fields.Rules = {
+      **_SYMBOLS,
+      'delay': fields.integer(1, 20_000),
+      'loss_steps': fields.one_of(('all', 'recalled')),
+  }
   num_tokens = DELIMITER + 1
 
   def _set_up(self, config):
@@ -181,17 +179,15 @@ class CopyMemory(Recall):
 class SelectiveCopying(Recall):
   """Names 16 symbols that stood among noise."""
 
-  rules = types.MappingProxyType(
-      {
-          **_SYMBOLS,
-          'length': fields.integer(1, 20_000),
-          'num_tokens': fields.integer(3, 256),
-          'curriculum': fields.Rule(
-              'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
-              _is_curriculum,
-          ),
-      }
-  )
+  rules: fields.Rules = {
+      **_SYMBOLS,
+      'length': fields.integer(1, 20_000),
+      'num_tokens': fields.integer(3, 256),
+      'curriculum': fields.Rule(
+          'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
+          _is_curriculum,
+      ),
+  }
 
   def _set_up(self, config):
     super()._set_up(config)

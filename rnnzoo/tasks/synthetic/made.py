@@ -12,7 +12,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'steps_per_epoch': fields.integer(1, 10**6),
     'num_validation': fields.integer(1, 10**4),
     'num_test': fields.integer(1, 10**4),
@@ -24,16 +24,12 @@ class MadeTask(protocol.Task):
   """A task that makes its data: batches on the device, all else by numpy."""
 
   # Rules of `config.data` beside the common ones.
-  rules: Mapping[str, fields.Rule]
+  rules: fields.Rules
   # Lessons of the `Generator`.
   lessons: tuple[Any, ...] = ()
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the splits of a config as in `configs/base_<task>.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist.
-    """
+    """Makes the splits of a config as in `configs/base_<task>.py`."""
     self._set_up(config)
     rng = np.random.default_rng(self._data.seed)
     self.splits: Mapping[str, protocol.Split] = {

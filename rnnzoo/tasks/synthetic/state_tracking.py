@@ -68,21 +68,19 @@ class StateTracking(made.MadeTask):
   """
 
   has_stream = True
-  rules = types.MappingProxyType(
-      {
-          'language': fields.one_of(languages.LANGUAGES),
-          'label_steps': fields.one_of(('last', 'every')),
-          'input_noise': fields.number(0, 100),
-          'clean_epochs': fields.integer(0),
-          'validation_noise': fields.number(0, 100),
-          'min_length': fields.integer(1, _MOST),
-          'max_length': fields.integer(1, _MOST),
-          'test_lengths': fields.Rule(
-              f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
-              _are_lengths,
-          ),
-      }
-  )
+  rules: fields.Rules = {
+      'language': fields.one_of(languages.LANGUAGES),
+      'label_steps': fields.one_of(('last', 'every')),
+      'input_noise': fields.number(0, 100),
+      'clean_epochs': fields.integer(0),
+      'validation_noise': fields.number(0, 100),
+      'min_length': fields.integer(1, _MOST),
+      'max_length': fields.integer(1, _MOST),
+      'test_lengths': fields.Rule(
+          f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
+          _are_lengths,
+      ),
+  }
 
   def _set_up(self, config):
     super()._set_up(config)

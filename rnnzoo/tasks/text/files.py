@@ -47,11 +47,6 @@ def read(path: str, field: str, most: int | None = None) -> str:
     path: path of the file.
     field: the config's field that holds the path, for messages.
     most: bytes that a text can have; None for any.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: the file is no such text, or too large, or a carriage return in
-      it has no newline behind.
   """
   file = fields.expand(path, field)
   if not path:
@@ -119,10 +114,6 @@ def read_parallel(
 
   Both are paths of files that `read` reads, and `fields` the config's fields
   that hold the paths, for messages.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a file is no text or has no lines, or numbers of lines differ.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   sides = (sources, targets, source), (targets, sources, target)
@@ -161,9 +152,6 @@ def read_tfds(
 
   A split for validation or for the test that the set lacks is the last
   twentieth of the lines left to train on.
-
-  Raises:
-    ValueError: the set cannot be read, or has no text.
   """
   found = tfds_sets.read(source, data_dir)
   splits = {}
@@ -224,9 +212,6 @@ def buckets(
     For each bucket that has pairs, 'source' int32 [N, S], its end included;
     'source_length' int32 [N]; 'target' int32 [N, T + 1], from start to end; and
     'target_length' int32 [N], tokens to predict, the end included.
-
-  Raises:
-    ValueError: nearly all of many bytes would be padding.
   """
   found = np.searchsorted(np.array(cuts, int), longest(pairs))
   parts = []

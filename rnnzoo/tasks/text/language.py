@@ -56,30 +56,30 @@ _FRACTIONS = types.MappingProxyType(
     {'validation_fraction': 0.05, 'test_fraction': 0.05}
 )
 
-_SAMPLE_RULES: Mapping[str, fields.Rule] = {
+_SAMPLE_RULES: fields.Rules = {
     'length': fields.integer(1, 10**6),
     'temperature': fields.number(0),
-    'top_k': fields.integer(1, optional=True),
-    'top_p': fields.number(0, 1, above=True, optional=True),
+    'top_k': fields.optional(fields.integer(1)),
+    'top_p': fields.optional(fields.number(0, 1, above=True)),
 }
-_DATA_RULES: Mapping[str, fields.Rule] = {
+_DATA_RULES: fields.Rules = {
     'path': fields.text(),
     'context': fields.integer(1, 2**20),
-    'test_context': fields.integer(1, 2**20, optional=True),
+    'test_context': fields.optional(fields.integer(1, 2**20)),
     'steps_per_epoch': fields.integer(1),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
     'test_fraction': fields.number(0, 1, above=True, below=True),
     'sample_length': _SAMPLE_RULES['length'],
     'sample_temperature': _SAMPLE_RULES['temperature'],
     'tokens': fields.one_of(tokens_lib.KINDS),
-    'vocabulary_size': fields.integer(256, 10**7, optional=True),
+    'vocabulary_size': fields.optional(fields.integer(256, 10**7)),
 }
 # Configs of the task's earlier name, 'characters', lack all others.
 _OLD_FIELDS = set(_DATA_RULES) - {'tokens', 'vocabulary_size'}
-_MODEL_RULES: Mapping[str, fields.Rule] = {
+_MODEL_RULES: fields.Rules = {
     'conv_width': fields.integer(0, 1000),
-    'mlp': fields.one_of(language_model.MLPS, optional=True),
-    'mlp_features': fields.integer(1, 2**18, optional=True),
+    'mlp': fields.optional(fields.one_of(language_model.MLPS)),
+    'mlp_features': fields.optional(fields.integer(1, 2**18)),
     'is_tied': fields.flag(),
 }
 
@@ -233,10 +233,6 @@ class Text(protocol.Task):
     its first token. `length` counts tokens after the prompt, and temperature 0
     takes the most likely one; None is the config's. Bytes that are no UTF-8
     become U+FFFD.
-
-    Raises:
-      ValueError: the prompt has characters that the text has not, or another
-        argument is out of its range.
     """
     options, start = self._options(**options), [self._start(prompt)]
     parts = self._generate(model, start, key[None], **options)
@@ -376,10 +372,6 @@ def read(path: str) -> tuple[str, str]:
     path: path of a file that `text_files.read` reads; '' for the documentation
       of Python's own topics, which differs from one Python to the next: its
       name tells which Python.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: the file is no text, or too large, or empty.
   """
   if not path:
     from pydoc_data import topics

@@ -53,11 +53,7 @@ class Tokens:
     return np.array(sizes, np.float32)
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns the tokens of a text, int32 [N].
-
-    Raises:
-      ValueError: a character is not in the vocabulary.
-    """
+    """Returns the tokens of a text, int32 [N]."""
     return np.fromiter(self.find(text), np.int32)
 
   def text(self, tokens: Iterable[int]) -> str:
@@ -75,9 +71,6 @@ def make(kind: str, texts: Sequence[str], size: int | None) -> Tokens:
       parts, whose characters are tokens as well.
     size: the most subwords or words, the most frequent; None for 8,192 subwords
       or all words.
-
-  Raises:
-    ValueError: there is nothing to train subwords on.
   """
   if kind == 'bytes':
     return restore(kind, {})

@@ -47,7 +47,7 @@ _SPLITS = ('train', 'validation', 'test')
 _PATHS = tuple(
     f'{part}_{side}' for part in _SPLITS for side in ('source', 'target')
 )
-_DATA_RULES: Mapping[str, fields.Rule] = {
+_DATA_RULES: fields.Rules = {
     'source': fields.Rule(
         "'dates', 'files' or 'tfds:<name>'",
         lambda value: value in ('dates', 'files')
@@ -69,7 +69,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = {
     'length_penalty': fields.number(0),
     'decode_batch_size': fields.integer(1, 10**5),
 }
-_MODEL_RULES: Mapping[str, fields.Rule] = {
+_MODEL_RULES: fields.Rules = {
     'embed_features': fields.integer(1, 2**16),
     'attention_features': fields.integer(0, 2**16),
     'is_bidirectional': fields.flag(),
@@ -78,7 +78,7 @@ _MODEL_RULES: Mapping[str, fields.Rule] = {
     'teacher_forcing_end': fields.number(0, 1),
     'teacher_forcing_steps': fields.integer(1),
     'label_smoothing': fields.number(0, 1, below=True),
-    'norm': fields.one_of(('layer',), optional=True),
+    'norm': fields.optional(fields.one_of(('layer',))),
 }
 
 

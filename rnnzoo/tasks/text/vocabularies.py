@@ -150,9 +150,6 @@ def make_vocabulary(
     lowercase: whether case is dropped.
     min_count: the least count of a token in the text.
     size: the greatest number of tokens; the most frequent are kept.
-
-  Raises:
-    ValueError: no token of the text is in it.
   """
   import tokenizers
   from tokenizers import decoders
