@@ -132,11 +132,7 @@ def write(
   for, a probability a class. An `.npz` file has the arrays `predictions`,
   `probabilities` and `class_names`.
 
-  Args:
-    path: the file, replaced as a whole; None for the standard output.
-    trained: the model.
-    read_inputs: the result of `read`.
-    proba: whether to write probabilities.
+  `path` is replaced as a whole; None is the standard output.
 
   Raises:
     OSError: the file cannot be written.

@@ -344,9 +344,7 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
   band of its 95 % interval where they are two or more; bands far from all means
   are cut. Below are a point a seed, and the mean with its interval.
 
-  Args:
-    paths: files to write, each in the format of its suffix.
-    runs: runs with one main metric.
+  The paths have the formats of their suffixes, and the runs one main metric.
   """
   import matplotlib  # Slow to import.
   from matplotlib import figure as mpl_figure

@@ -35,8 +35,7 @@ _WORKDIR_FOUND: list[str] = []
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the command that the words of the command line name.
 
-  Args:
-    argv: the words after the program's name; None for this process's words.
+  Without words they are this process's, after the program's name.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   processes.set_name('rnnzoo')

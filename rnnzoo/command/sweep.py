@@ -44,8 +44,7 @@ class Case(NamedTuple):
 def main(words: Sequence[str]) -> list[str]:
   """Trains all combinations and compares them.
 
-  Args:
-    words: the words of the command line after `sweep`.
+  The words are those after `sweep`.
 
   Returns:
     Names of runs that failed, or did not end within the time limit.
@@ -190,9 +189,7 @@ def combinations(
 ) -> dict[str, Case]:
   """Returns each run by its name.
 
-  Args:
-    grids: fields with values, 'field=value,value' each.
-    cases: cases by name, each taken with all values.
+  A grid is 'field=value,value'; cases are taken with all values.
   """
   axes: dict[str, list[str]] = {}
   for grid in grids:

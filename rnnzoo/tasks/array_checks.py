@@ -219,10 +219,7 @@ def finite(
 def tokens(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
   """Returns tokens as int32 [B, T].
 
-  Args:
-    given: the tokens, as a user gave them.
-    num_tokens: upper bound of tokens, excluded.
-    least: the least T.
+  `num_tokens` is the upper bound of tokens, excluded, and `least` the least T.
   """
   rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
   found = one(given, rule)
@@ -243,10 +240,7 @@ def tokens(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
 def tokens_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
 
-  Args:
-    given: such a mapping, as a user gave it; or tokens alone, all of which
-      count.
-    num_tokens: upper bound of tokens, excluded.
+  `given` is such a mapping, or tokens alone, all of which count.
   """
   names = ('tokens', 'length')
   if not hasattr(given, 'dtype'):
@@ -264,10 +258,8 @@ def check_padding(
 ) -> None:
   """Raises ValueError where more than 8 GiB would be padding for the most part.
 
-  Args:
-    lengths: steps of the sequences, which are padded to the longest.
-    step_bytes: the size of a step.
-    remedy: a way that would work, in words without a full stop.
+  The sequences, with steps of so many bytes, are padded to the longest. The
+  remedy ends the message, without a full stop.
   """
   lengths = np.asarray(lengths, np.int64)
   steps = len(lengths) * int(lengths.max())

@@ -85,9 +85,6 @@ def check(model: ml_collections.ConfigDict) -> None:
   """Raises ValueError for fields of all layers that cannot be.
 
   A task calls it before it reads data, which takes a while.
-
-  Args:
-    model: `config.model`.
   """
   fields.check(model, RULES, 'config.model')
   find_layer(model.layer)

@@ -102,11 +102,8 @@ def evaluation(
 ) -> protocol.Evaluation:
   """Returns cross entropies, hits and predicted classes.
 
-  Args:
-    logits: logits of the examples, [B, classes].
-    labels: the true classes, int [B].
-    smoothing: the share of each label that is given to all classes alike; zero
-      in evaluation.
+  The arguments are logits [B, classes] and labels int [B]. `smoothing` is the
+  share of each label that all classes get alike; zero in evaluation.
   """
   logits = logits.astype(jnp.float32)
   predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -130,10 +127,7 @@ def confusion_metrics(
 ) -> dict[str, Any]:
   """Returns macro precision, recall and F1, and the confusions.
 
-  Args:
-    labels: the true classes [N].
-    predictions: the predicted classes [N].
-    num_classes: number of classes, of which some may occur in neither.
+  Labels and predictions are classes [N]; a class may occur in neither.
 
   Returns:
     Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
@@ -159,9 +153,7 @@ def confusions_report(
 ) -> protocol.Report:
   """Returns the confusions of all seeds together, and their figure.
 
-  Args:
-    results: each seed's results, with `confusion_metrics` in 'test'.
-    class_names: names of classes, one a class.
+  The results of each seed have `confusion_metrics` in 'test'.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]
   matrix = np.sum(confusions, axis=0).tolist()

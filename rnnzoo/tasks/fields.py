@@ -67,11 +67,7 @@ def number(
   A number that float32 rounds to zero, to infinity or onto an excluded bound is
   not allowed, since training would run with that instead.
 
-  Args:
-    least: the lower bound.
-    most: the upper bound.
-    above: whether the lower bound is excluded.
-    below: whether the upper bound is excluded.
+  `above` and `below` exclude the bounds.
   """
   text = f'a number of at least {least:g}'
   if above:
@@ -138,10 +134,8 @@ def section() -> Rule:
 def check(given: ml_collections.ConfigDict, rules: Rules, name: str) -> None:
   """Raises ValueError unless a section's fields are there and allowed.
 
-  Args:
-    given: the section. Fields without a rule are not looked at.
-    rules: rules by the fields' names.
-    name: the section's name, as 'config.optimizer'.
+  Fields without a rule are not looked at. The section's name is for the
+  message, as 'config.optimizer'.
   """
   if not isinstance(given, ml_collections.ConfigDict):
     raise ValueError(
@@ -162,9 +156,8 @@ def check(given: ml_collections.ConfigDict, rules: Rules, name: str) -> None:
 def check_numbers(value: Any, name: str) -> None:
   """Raises ValueError if a number in a value is not one of float32's.
 
-  Args:
-    value: a number, or numbers in sections, tuples and lists; else ignored.
-    name: the field that holds it.
+  `value` is a number, or numbers in sections, tuples and lists; all else is
+  ignored. `name` is the name of its field.
   """
   if isinstance(value, Mapping | ml_collections.ConfigDict):
     for key, part in value.items():
@@ -179,9 +172,7 @@ def check_numbers(value: Any, name: str) -> None:
 def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns a path with '~' replaced by the home directory.
 
-  Args:
-    path: the path as it was given.
-    name: the field that holds it, as 'config.data.path'; '' for none.
+  The name of the field that holds it, as 'config.data.path', is for messages.
   """
   if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
     raise ValueError(
@@ -200,9 +191,7 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
 def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
   """Returns the path of a directory, there or not, as `expand` does.
 
-  Args:
-    path: the path as it was given.
-    name: the field or flag that holds it, as 'config.data.manual_dir'.
+  Neither it nor a path above it may be a file.
   """
   found = expand(path, name)
   # os.path answers for names that no file system takes, too.

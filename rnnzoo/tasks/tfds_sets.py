@@ -54,11 +54,7 @@ def is_source(source: str) -> bool:
 
 
 def directory(data_dir: str) -> pathlib.Path:
-  """Returns where TFDS keeps its sets.
-
-  Args:
-    data_dir: `config.data.data_dir`; '' for TFDS's own default.
-  """
+  """Returns where TFDS keeps its sets."""
   if data_dir:
     return fields.expand_directory(data_dir, 'config.data.data_dir')
   if given := os.environ.get('TFDS_DATA_DIR'):
@@ -69,9 +65,7 @@ def directory(data_dir: str) -> pathlib.Path:
 def read(source: str, data_dir: str) -> Set:
   """Returns the examples of a set that has inputs and targets.
 
-  Args:
-    source: 'tfds:<name>'.
-    data_dir: the folder where TFDS keeps its sets; '' for its own default.
+  The source is 'tfds:<name>'.
   """
   # Both are slow to import, and seldom needed.
   import tensorflow_datasets as tfds
@@ -132,10 +126,8 @@ def read_images(
 ) -> list[np.ndarray]:
   """Returns images and labels to train, and images and labels to test.
 
-  Args:
-    name: the set with its version, as 'mnist:3.0.1'; TFDS has prepared a copy.
-    data_dir: the folder where TFDS keeps its sets.
-    shape: an image's shape. Images are uint8 [N, *shape], labels int32 [N].
+  The name has the version, as 'mnist:3.0.1', and TFDS has prepared a copy.
+  Images are uint8 [N, *shape], labels int32 [N].
   """
   import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
 
@@ -181,11 +173,7 @@ def check_images(
 ) -> None:
   """Raises ValueError unless images are bytes [N, *shape], labels digits [N].
 
-  Args:
-    images: the images.
-    labels: the labels.
-    shape: the shape of one image.
-    source: the place that they are from.
+  The source is the place that they are from.
   """
   found = sorted({*labels.ravel().tolist()}) or [-1]
   if (

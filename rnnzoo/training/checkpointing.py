@@ -81,11 +81,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   def save(self, epoch: int, state: Any, best: Any, progress: dict) -> None:
     """Writes the checkpoint of `epoch`, and removes the last but one.
 
-    Args:
-      epoch: the number of epochs done.
-      state: pytree of arrays that the next step needs.
-      best: pytree of arrays, the model to be tested.
-      progress: numbers and texts, in a form that JSON can hold.
+    `state` and `best` are pytrees of arrays, for the next step and for the
+    test; `progress` holds numbers and texts, as JSON can.
     """
     target = self.directory / str(epoch)
     try:
@@ -136,9 +133,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     Later ones, which are damaged, are moved out of the way with a warning.
 
-    Args:
-      state: pytree like the one that was saved, of arrays or their shapes.
-      best: pytree like the saved best parameters, of arrays or their shapes.
+    `state` and `best` are pytrees like the saved ones, of arrays or shapes.
 
     Raises:
       RunFileError: there are checkpoints, but no good one, or one that cannot

@@ -168,13 +168,8 @@ def run_epoch(
 ) -> step_lib.TrainState:
   """Returns the state an epoch later: one call a piece, or several on a CPU.
 
-  Args:
-    program: the compiled functions.
-    state: the state before; it is donated and cannot be used afterwards.
-    pieces: the examples of the epoch.
-    scale: the factor of the learning rate.
-    key: the key of dropout.
-    on_progress: function that gets, at times, the number of steps done.
+  `state` is donated. `scale` is the factor of the learning rate, `key` the key
+  of dropout; `on_progress` gets, at times, the number of steps done.
   """
   # An epoch may take minutes on a CPU, and another call costs next to nothing.
   # Several processes have to make equal calls, however long a call takes.

@@ -136,9 +136,7 @@ def read_csv(
 ) -> list[dict[str, Any]]:
   """Returns the rows that `write_csv` wrote, without the data set.
 
-  Args:
-    path: the file.
-    columns: the type of each column but the first, in order.
+  `columns` has the type of each column but the first, in order.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -188,9 +186,7 @@ def check_ends(path: str | os.PathLike[str]) -> None:
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 
-  Args:
-    path: the directory.
-    flag: the flag by which it was given.
+  `flag` is the flag that named it.
   """
   directory = fields.expand_directory(path, flag)
   try:

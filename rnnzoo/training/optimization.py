@@ -103,9 +103,7 @@ def without_effect(
 ) -> Iterator[str]:
   """Yields a sentence for each field of some that does nothing.
 
-  Args:
-    config: `config.optimizer`.
-    changed: names of fields that a user has set, as 'optimizer.b1'.
+  `changed` has the names of fields that a user has set, as 'optimizer.b1'.
   """
   for name in changed:
     group, _, field = name.partition('.')
@@ -122,10 +120,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns the optimiser that `config.optimizer` describes.
 
-  Args:
-    config: `config.optimizer`; `configs/base.py` explains its fields.
-    num_steps: steps of the whole training, for the schedule.
-    steps_per_epoch: steps of an epoch, for the schedule.
+  The schedule needs the steps of the whole training, and of an epoch.
   """
   fields.check(config, RULES, 'config.optimizer')
   together = {

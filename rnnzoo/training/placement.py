@@ -70,9 +70,7 @@ class Placement(NamedTuple):
 
     A process reads the rows of its devices only; the host gathers them.
 
-    Args:
-      examples: arrays [N, ...] by name.
-      order: the examples of each batch, int [S, B].
+    Examples are arrays [N, ...] by name; the order is int [S, B].
     """
     if self.mesh is None:
       rows = {name: np.asarray(x[order]) for name, x in examples.items()}

@@ -69,9 +69,8 @@ def read(
 ) -> tuple[list[Operator], float, float]:
   """Returns the operators of a directory's latest trace, the longest first.
 
-  Args:
-    directory: the folder that `jax.profiler.trace` wrote to.
-    program_text: the compiled programs, from `as_text()`, one after the other.
+  The directory is that of `jax.profiler.trace`; the text joins the compiled
+  programs' `as_text()`.
 
   Returns:
     The operators; the microseconds from the start of the first to the end of
@@ -188,11 +187,7 @@ def of_decoding(
 ) -> str:
   """Returns a table of the operators that translate lines; writes their trace.
 
-  Args:
-    task: the task of a run.
-    model: its model.
-    directory: the folder for the trace.
-    lines: the lines; None for the sources of the test.
+  Without lines it is those of the test.
 
   Raises:
     NotImplementedError: the task translates nothing.

@@ -134,11 +134,7 @@ class EpochTimes:
   used so far, empty where the device does not say, as a CPU. Seeds that train
   at once share the times and the memory.
 
-  Args:
-    path: the file; rows of an earlier process are kept.
-    dataset: the name of the data set.
-    done: the number of epochs done; rows of later ones are void.
-    num_examples: examples of an epoch.
+  Rows of an earlier process are kept, but those after the epochs done.
   """
 
   def __init__(
@@ -224,10 +220,7 @@ class Events(contextlib.AbstractContextManager):
   checkpoint counts as done. tensorboardX's own SummaryWriter, which writes in a
   thread, does not promise this.
 
-  Args:
-    directory: the folder of the event files.
-    dataset: the name of the data set, written as a text.
-    first_epoch: events of an earlier process from this epoch on are void.
+  Events of an earlier process are void from the first epoch on.
   """
 
   def __init__(self, directory: pathlib.Path, dataset: str, first_epoch: int):
@@ -287,10 +280,7 @@ class Samples:
   Its first line names the data set. Each sample follows a line with its epoch
   and how many characters it has.
 
-  Args:
-    path: the file; samples of an earlier process are kept.
-    dataset: the name of the data set.
-    done: the number of epochs done; samples of later ones are void.
+  Samples of an earlier process are kept, but those after the epochs done.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):

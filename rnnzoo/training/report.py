@@ -24,12 +24,8 @@ def plot_curves(
 ) -> None:
   """Draws quantities over the epochs, all seeds in one figure.
 
-  Args:
-    path: the PNG file.
-    title: names the experiment and the data set.
-    histories: the epochs of each seed by the seed's name.
-    quantities: numbers of training and validation: 'loss', which gets a
-      logarithmic axis beyond a factor of ten, and others.
+  Histories are of seeds by name. The quantity 'loss' gets a logarithmic axis
+  beyond a factor of ten.
   """
   count = len(quantities)
   size = 5.0 * count, 4.0 + 0.2 * len(histories)

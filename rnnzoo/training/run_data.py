@@ -82,13 +82,8 @@ def check(
 ) -> None:
   """Raises ValueError if a run was on other data; other bits get a warning.
 
-  Args:
-    there: the data that the run was trained on.
-    here: the data here.
-    whose: begins the message, naming the run.
-    goes_on: whether the run is to be trained on. Else other numbers, too, get a
-      warning.
-    has_own_tests: whether data that are tests alone may be others.
+  `whose` begins the message. A run that does not go on gets a warning of other
+  numbers, too; `has_own_tests` lets data that are tests alone differ.
   """
   text = _described_otherwise(there.described, here.described)
   other = ''

@@ -278,10 +278,7 @@ def _change_epochs(
   The report goes first, then the results, and the caller writes the config. A
   kill leaves seeds to be tested again from their checkpoints.
 
-  Args:
-    path: the run directory.
-    content: the config.
-    before: the number of epochs so far; None where config.json is lost.
+  `before` is the number of epochs so far; None where config.json is lost.
   """
   seeds, results = sorted(path.glob('seed_*')), {}
   for seed in seeds:
@@ -328,12 +325,8 @@ def check_same(
 ) -> None:
   """Raises ValueError if a run has another config, or another data set.
 
-  Args:
-    path: the run directory.
-    config: the resolved config.
-    dataset: the name of the data set; None not to compare it.
-    mode: why they are compared: 'train', 'evaluate', 'predict' or 'sample'.
-      Fields that only say how models are tested may differ for 'evaluate'.
+  `dataset` is the name of the data set; None is not compared. Fields that only
+  say how models are tested may differ for the mode 'evaluate'.
   """
   stored = flatten(files.read_json(path / 'config.json', dict))
   there = _as_now(stored)

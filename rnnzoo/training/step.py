@@ -192,11 +192,8 @@ class Program:
   ) -> protocol.Evaluation:
     """Returns the results of all examples of a split, numpy arrays [N, ...].
 
-    Args:
-      params: the parameters.
-      statistics: all else that the model stores.
-      split: a result of `load`, or examples.
-      predict: whether predictions are wanted, a list for buckets; else None.
+    The split is a result of `load`, or examples. Predictions, a list for
+    buckets, are None unless wanted.
     """
     axis, order = self._axis, None
     if isinstance(split, Mapping):

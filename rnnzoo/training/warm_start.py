@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 def take(
     config: ml_collections.ConfigDict, task: protocol.Task, seeds: Sequence[int]
 ) -> dict[int, Taken]:
-  """Returns what each of some seeds takes of `config.init_from`, if anything."""
+  """Returns the weights that each seed takes of `config.init_from`, if any."""
   if not (config.init_from and seeds):
     return {}
   path = fields.expand(config.init_from, 'config.init_from')

@@ -119,9 +119,7 @@ class SequentialCifar(smnist.SequentialImages):
 def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
 
-  Args:
-    name: a name in `smnist.SCALINGS`.
-    images: the training split, from 0 to 1, [N, height, width, channels].
+  Images, of the training split, are from 0 to 1, [N, height, width, channels].
   """
   channels = np.split(images, images.shape[-1], axis=-1)
   pairs = [smnist.scaling(name, channel) for channel in channels]

@@ -53,9 +53,7 @@ def load(
 ) -> mnist.Images:
   """Returns CIFAR-10, or scikit-learn's digits where the config allows them.
 
-  Args:
-    data: `config.data` with `source`, `manual_dir` and `data_dir`.
-    checksum: the archive's MD5 sum.
+  The data are `config.data`, and the checksum is the archive's MD5 sum.
 
   Returns:
     Images uint8 [N, height, width, channels], with 3 channels for CIFAR-10 and
@@ -88,12 +86,7 @@ def load(
 def read_archive(
     path: str | os.PathLike[str], checksum: str = CHECKSUM
 ) -> mnist.Images:
-  """Returns CIFAR-10 from its archive, which stays as it is.
-
-  Args:
-    path: path of `cifar-10-binary.tar.gz`.
-    checksum: its MD5 sum.
-  """
+  """Returns CIFAR-10 from its archive, which stays as it is."""
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist; it is at {URL}')

@@ -65,9 +65,7 @@ def load(
 ) -> Images:
   """Returns MNIST, or the stand-in where the config allows it.
 
-  Args:
-    data: `config.data` with `source`, `manual_dir` and `data_dir`.
-    checksums: the MD5 sum of each of MNIST's files.
+  The data are `config.data`, and the checksums the MD5 sums of MNIST's files.
 
   Raises:
     FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is

@@ -213,9 +213,7 @@ class SequentialMnist(SequentialImages):
 def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.
 
-  Args:
-    name: a name in `SCALINGS`.
-    pixels: pixels of the training split, from 0 to 1.
+  The name is in `SCALINGS`; pixels, of the training split, are from 0 to 1.
   """
   if name == 'minmax':
     return 0.0, 1.0
@@ -235,11 +233,9 @@ def split_validation(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training indices, validation indices), which do not overlap.
 
-  Args:
-    num_examples: the number of examples to split.
-    fraction: the share that validates, rounded to a whole example.
-    seed: seed of `np.random.RandomState`, whose stream never changes, so that
-      the split is equal on every machine.
+  The share that validates is rounded to a whole example. The seed is that of
+  `np.random.RandomState`, whose stream never changes: the split is equal on
+  every machine.
   """
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:

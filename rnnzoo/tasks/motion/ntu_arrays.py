@@ -34,11 +34,7 @@ class Recordings(NamedTuple):
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:
-  """Returns the recordings of a folder; their frames stay on the disk.
-
-  Args:
-    directory: a folder that `rnnzoo.tasks.motion.ntu_conversion` made.
-  """
+  """Returns the recordings of a folder; their frames stay on the disk."""
   directory = pathlib.Path(directory)
   if directory.is_file():
     raise FileNotFoundError(

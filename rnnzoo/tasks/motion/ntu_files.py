@@ -194,9 +194,6 @@ def read(path: str | os.PathLike[str]) -> list[dict[Id, list[float]]]:
   """Returns the bodies of each frame: 75 numbers by id, x, y, z of each joint.
 
   A body whose joints are all zero is absent, and left out.
-
-  Args:
-    path: the file.
   """
   path = fields.expand(path)
   lines = _Lines(path, _read_text(path))

@@ -55,8 +55,7 @@ def follow(
 ) -> list[Body]:
   """Returns the bodies of a file in the order they came.
 
-  Args:
-    frames: bodies of each frame by id, as `ntu_files.read` returns them.
+  The frames, with bodies by id, are those of `ntu_files.read`.
   """
   bodies: dict[ntu_files.Id, tuple[list, list]] = {}
   owners: dict[ntu_files.Id, ntu_files.Id] = {}

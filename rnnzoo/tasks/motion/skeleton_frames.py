@@ -74,9 +74,8 @@ def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
 
   If the main body is absent, the second body's spine serves.
 
-  Args:
-    spines: [..., 2, 3], the middle of each body's spine.
-    present: bool [..., 2], whether a body is seen.
+  `spines` are [..., 2, 3]; `present`, bool [..., 2], says which bodies are
+  seen.
   """
   return np.where(present[..., :1], spines[..., 0, :], spines[..., 1, :])
 

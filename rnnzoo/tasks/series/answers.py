@@ -36,11 +36,7 @@ from rnnzoo.tasks.series import sequence_arrays
 
 
 class Classes:
-  """One of several classes; y is int32.
-
-  Args:
-    names: names of the classes.
-  """
+  """One of several classes; y is int32."""
 
   metrics = classification.METRICS
   shift = np.zeros(1)

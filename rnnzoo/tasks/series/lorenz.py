@@ -112,11 +112,8 @@ def trajectories(
 ) -> np.ndarray:
   """Returns states on the attractor, float64 [count, length, 3].
 
-  Args:
-    rng: generator of the points where trajectories start.
-    count: number of trajectories.
-    length: the number of states of each.
-    interval: units of time from one state to the next.
+  `rng` draws the points where trajectories start; `interval` is in units of
+  time.
   """
   starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
   burn_in = round(_BURN_IN / _GREATEST_STEP)

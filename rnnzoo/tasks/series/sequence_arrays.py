@@ -272,10 +272,8 @@ def split_off(
   Each group gives about an equal share to the part, and one with a single
   example keeps it in the rest, unless the part is more than a half.
 
-  Args:
-    groups: the group of each example, [N].
-    size: the size of the part.
-    seed: the seed of `np.random.RandomState`, whose stream never changes.
+  `groups` [N] has the group of each example. `seed` is of
+  `np.random.RandomState`, whose stream never changes.
   """
   if not 0 < size < len(groups):
     raise ValueError(

@@ -43,10 +43,7 @@ def read(path: str, field: str, most: int | None = None) -> str:
   In the file they may have a carriage return before it. Marks within it, as in
   files that were joined, are left out as well.
 
-  Args:
-    path: path of the file.
-    field: the config's field that holds the path, for messages.
-    most: bytes that a text can have; None for any.
+  `field` names the field of the config, for messages; `most` bounds the bytes.
   """
   file = fields.expand(path, field)
   if not path:
@@ -204,9 +201,7 @@ def buckets(
 ) -> list[dict[str, np.ndarray]]:
   """Returns pairs by length, each padded to the longest one of its bucket.
 
-  Args:
-    pairs: tokens of sources and of targets.
-    cuts: a result of `boundaries`.
+  `pairs` are tokens of sources and of targets, `cuts` a result of `boundaries`.
 
   Returns:
     For each bucket that has pairs, 'source' int32 [N, S], its end included;
