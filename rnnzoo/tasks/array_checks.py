@@ -8,13 +8,13 @@ Dimensions: B batch, N sequences, T time, F columns.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-import difflib
 from typing import Any
 
 import jax
 import numpy as np
 
 from rnnzoo import settings
+from rnnzoo.tasks import fields
 
 # Arrays up to this size may be padding for the most part.
 _MANY_BYTES = 2**33
@@ -61,11 +61,10 @@ def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
   given = given if isinstance(given, Mapping) else {names[0]: given}
   for name in given:
     if name not in names:
-      close = difflib.get_close_matches(str(name), names, n=1)
-      hint = f'; did you mean {close[0]!r}?' if close else ''
+      hint = fields.did_you_mean(name, names)
       raise ValueError(
           f'inputs must have no keys but {", ".join(map(repr, names[:-1]))} and'
-          f' {names[-1]!r}; got {name!r}{hint}'
+          f' {names[-1]!r}; got {name!r}{hint and f"; {hint}"}'
       )
   return given
 

@@ -6,7 +6,6 @@ and makes the stack with `build`.
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import difflib
 import functools
 import types
 from typing import Any
@@ -232,13 +231,11 @@ def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
   """Returns the layer class of that name."""
   if name in rnnzoo.LAYERS:
     return rnnzoo.LAYERS[name]
-  lower = {known.lower(): known for known in rnnzoo.LAYERS}
-  close = difflib.get_close_matches(name.lower(), lower, n=1)
-  hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
+  hint = fields.did_you_mean(name, rnnzoo.LAYERS)
   raise ValueError(
-      f'unknown layer {fields.shorten(name)}: {hint}known layers are'
-      f' {", ".join(rnnzoo.LAYERS)}; a layer of another project needs'
-      ' rnnzoo.register'
+      f'unknown layer {fields.shorten(name)}: {hint and f"{hint} "}known'
+      f' layers are {", ".join(rnnzoo.LAYERS)}; a layer of another project'
+      ' needs rnnzoo.register'
   )
 
 

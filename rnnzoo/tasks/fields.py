@@ -6,6 +6,7 @@ values that would fail late, or silently mean something else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import difflib
 import math
 import os
 import pathlib
@@ -223,6 +224,14 @@ def check_unread(
           f'{shorten(given[choice])}; it must be {value!r} there, got'
           f' {shorten(given[name])}'
       )
+
+
+def did_you_mean(name: Any, known: Iterable[str], most: int = 1) -> str:
+  """Returns a question with known names that are nearly this one, or ''."""
+  lower = {one.lower(): one for one in known}
+  close = difflib.get_close_matches(str(name).lower(), lower, n=most)
+  names = ' or '.join(repr(lower[one]) for one in close)
+  return f'did you mean {names}?' if close else ''
 
 
 def float32(value: float) -> float:

@@ -18,6 +18,7 @@ import socket
 from typing import Any, TextIO
 
 import flax
+from flax import traverse_util
 import jax
 import ml_collections
 
@@ -447,15 +448,9 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
     ) from error
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Returns {'a.b': value} for {'a': {'b': value}}."""
-  flat: dict[str, Any] = {}
-  for key, value in tree.items():
-    if isinstance(value, Mapping):
-      flat |= flatten(value, f'{prefix}{key}.')
-    else:
-      flat[prefix + key] = value
-  return flat
+  return traverse_util.flatten_dict(tree, sep='.')
 
 
 def _check_path(path: pathlib.Path) -> None:

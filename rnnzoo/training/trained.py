@@ -206,7 +206,7 @@ class Trained:
 
     def step(carry, reset, x):
       name, inputs = _METHODS[answers], self._checked(x)
-      carry, raw = self._compiled_step(name, state, carry, reset, inputs)
+      carry, raw = self._compiled(name, state, inputs, (carry, reset))
       return carry, self._finished(answers, raw)
 
     return streams.Stream(step)
@@ -411,33 +411,29 @@ class Trained:
     return jax.tree.map(lambda *part: np.concatenate(part), *parts)
 
   @functools.cached_property
-  def _compiled(self):
+  def _compiled(self) -> Any:
+    """Compiled (method of the task, state, inputs, memory) -> its answers.
+
+    The memory, of (carry, reset), makes a step of time of the inputs: then the
+    carry after it comes before the answers.
+    """
     graphdef = nnx.graphdef(self.model)
 
     @promotion.of_dtypes
     @promotion.of_ranks
     @functools.partial(jax.jit, static_argnums=0)
-    def run(name, state, inputs):
-      found = getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
+    def run(name, state, inputs, memory=None):
+      model: Any = nnx.merge(graphdef, state)
+      if memory is not None:
+        model = streams.Stepping(model, *memory)
+      found = getattr(self.task, name)(model, inputs)
       if isinstance(found, protocol.Evaluation):
         found = found._replace(scores=dict(found.scores))
-      return found
-
-    return run
-
-  @functools.cached_property
-  def _compiled_step(self):
-    graphdef = nnx.graphdef(self.model)
-
-    @promotion.of_dtypes
-    @promotion.of_ranks
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(name, state, carry, reset, inputs):
-      model = streams.Stepping(nnx.merge(graphdef, state), carry, reset)
-      answer = getattr(self.task, name)(model, inputs)
+      if memory is None:
+        return found
       if self.task.every_step:
-        answer = jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, answer)
-      return model.carry, answer
+        found = jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, found)
+      return model.carry, found
 
     return run
 

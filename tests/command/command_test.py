@@ -535,7 +535,7 @@ class SweepTest(parameterized.TestCase):
     words = f'--workdir={self.directory}', '--grid=config.seed=1,2'
     code, _, err = run('sweep', 'gru_smnits', *words)
     self.assertEqual(code, 2)
-    self.assertIn('no config file gru_smnits (did you mean gru_smnist', err)
+    self.assertIn("no config file gru_smnits (did you mean 'gru_smnist'", err)
 
   def test_cases_without_end(self):
     code, _, err = self.sweep('--cases=/dev/zero')

@@ -48,7 +48,7 @@ DATA_RULES: fields.Rules = {
 }
 
 
-class SequentialImages(classification.Classification):
+class SequentialImages(protocol.ConfigTask, classification.Classification):
   """Classifies images that are read as sequences.
 
   Attributes:
@@ -57,11 +57,10 @@ class SequentialImages(classification.Classification):
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
     class_names: names of classes.
-    rules: rules for `config.data`.
     shapes: the shape of an image, by its greatest value.
   """
 
-  rules: fields.Rules
+  model_rules = classification.RULES
   shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -82,7 +81,6 @@ class SequentialImages(classification.Classification):
     images = self._load()
     self.dataset = images.name
     self.class_names = images.class_names
-    self.batch_size = config.batch_size
     if images.white == mnist.DIGITS_WHITE:
       self.batch_size = min(self.batch_size, data.digits_batch_size)
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
@@ -98,13 +96,6 @@ class SequentialImages(classification.Classification):
         'validation': self._examples(pixels[validation], labels[validation]),
         'test': self._examples(images.test_images, images.test_labels),
     }
-
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, self.rules, 'config.data')
-    backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
-    self._model, self._data = config.model, config.data
-    self.label_smoothing = config.model.label_smoothing
 
   @abc.abstractmethod
   def _load(self) -> mnist.Images:
@@ -134,15 +125,11 @@ class SequentialImages(classification.Classification):
         'scale': np.asarray(self._scale).tolist(),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.class_names = tuple(described.get('class_names', '0123456789'))
-    task._white = described['white']
-    task._image = tuple(described.get('image', cls.shapes[task._white]))
-    task._shift, task._scale = described['shift'], described['scale']
-    return task
+  def _restore(self, described):
+    self.class_names = tuple(described.get('class_names', '0123456789'))
+    self._white = described['white']
+    self._image = tuple(described.get('image', self.shapes[self._white]))
+    self._shift, self._scale = described['shift'], described['scale']
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     backbone = backbones.build(self._model, self._features, rngs)

@@ -64,7 +64,7 @@ _DATA_RULES: fields.Rules = {
 }
 
 
-class SkeletonActions(classification.Classification):
+class SkeletonActions(protocol.ConfigTask, classification.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
@@ -76,6 +76,8 @@ class SkeletonActions(classification.Classification):
     class_names: 'A001' to 'A060', say.
   """
 
+  rules = _DATA_RULES
+  model_rules = classification.RULES
   metrics = (*classification.METRICS, protocol.Metric('sampling_accuracy'))
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -86,7 +88,6 @@ class SkeletonActions(classification.Classification):
     """
     data = config.data
     self._set_up(config)
-    self.batch_size = config.batch_size
     if data.source == 'motions':
       fields.check_unread(data, ('data_dir', 'missing_list'), 'source')
       recordings = ntu_motions.generate()
@@ -106,22 +107,14 @@ class SkeletonActions(classification.Classification):
     self.splits = self._splits(recordings)
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
+    super()._set_up(config)
     self._config = config
-    self._model, self._data = config.model, config.data
-    self.label_smoothing = config.model.label_smoothing
 
   def describe(self):
     return {'class_names': list(self.class_names)}
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.class_names = tuple(described['class_names'])
-    return task
+  def _restore(self, described):
+    self.class_names = tuple(described['class_names'])
 
   def _splits(
       self, recordings: ntu_arrays.Recordings

@@ -82,7 +82,7 @@ class Series(NamedTuple):
   lengths: np.ndarray
 
 
-class Forecasting(protocol.Task):
+class Forecasting(protocol.ConfigTask):
   """Forecasts of the next steps of series.
 
   Attributes:
@@ -91,6 +91,7 @@ class Forecasting(protocol.Task):
       which `mase` divides.
   """
 
+  rules = _RULES
   y_is_input = True
   metrics = tuple(
       protocol.Metric(name, higher_is_better=False, at_test=True, form='.4g')
@@ -108,7 +109,6 @@ class Forecasting(protocol.Task):
     """
     self._set_up(config)
     self.dataset, series = _read(self._data)
-    self.batch_size = config.batch_size
     data, horizon = self._data, self._data.horizon
     last = series.lengths - horizon  # The last origin: all of H is known.
     held = horizon * (data.num_validation_windows + data.num_test_windows)
@@ -156,21 +156,12 @@ class Forecasting(protocol.Task):
           flush=True,
       )
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _RULES, 'config.data')
-    backbones.check(config.model)
-    self._model, self._data = config.model, config.data
-
   def describe(self):
     mean, deviation = self._scales
     return {'mean': mean.tolist(), 'deviation': deviation.tolist()}
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task._scales = np.array(described['mean']), np.array(described['deviation'])
-    return task
+  def _restore(self, described):
+    self._scales = np.array(described['mean']), np.array(described['deviation'])
 
   def _completed(self, y, x, starts) -> tuple[np.ndarray, np.ndarray]:
     """Returns series with C missing steps before, and all features.

@@ -55,6 +55,8 @@ _RULES: fields.Rules = {
 class HumanActivity(sequence_task.SequenceTask):
   """An activity a window."""
 
+  rules = _RULES
+
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data of a config as in `configs/base_har.py`.
 
@@ -64,9 +66,8 @@ class HumanActivity(sequence_task.SequenceTask):
       ModuleNotFoundError: there is no directory, and the extra 'timeseries',
         which has the data that stand in, is not installed.
     """
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config)
     if data.manual_dir:
       name = 'UCI HAR'
       splits, kind = _human_activity(data)

@@ -53,11 +53,13 @@ class Lorenz(sequence_task.SequenceTask):
       nothing changes.
   """
 
+  rules = _RULES
+  kind = 'regression'
+
   def __init__(self, config: ml_collections.ConfigDict):
     """Makes the data of a config as in `configs/base_lorenz.py`."""
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config, are_classes=False)
     sizes = (data.num_train, data.num_validation, data.num_test)
     count, length = sum(sizes), data.length + data.horizon
     most = _MOST_BYTES // (3 * 8)  # States, of three numbers.

@@ -40,7 +40,7 @@ _PAD = (
 )
 
 
-class SequenceTask(protocol.Task):
+class SequenceTask(protocol.ConfigTask):
   """Answers of sequences.
 
   Trained models of it load without the data. A subclass whose `predict` needs
@@ -55,8 +55,12 @@ class SequenceTask(protocol.Task):
     answers: the kind of answers.
     class_names: names of classes, if any; a prediction is an index of it.
     summary: a summary of the data, for report.json.
+    kind: 'classification' or 'regression', where `config.data` has no kind.
   """
 
+  rules = RULES
+  model_rules = classification.RULES
+  kind = 'classification'
   class_names: tuple[str, ...]
   has_stream = True
 
@@ -78,7 +82,8 @@ class SequenceTask(protocol.Task):
       answers: the kind of the answers.
       every_step: whether there is an answer for every step.
     """
-    self._set_up(config, answers, every_step)
+    self._set_up(config)
+    self._take(answers, every_step)
     self.dataset = dataset
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
@@ -133,16 +138,19 @@ class SequenceTask(protocol.Task):
         split.lengths.min() < split.x.shape[1] for split in splits.values()
     )
 
-  def _set_up(self, config, answers, every_step) -> None:
-    check_model(config)
-    self._model = config.model
-    self._has_field = 'missing' in config.data
-    self.every_step = every_step
-    self.answers = answers
+  def _set_up(self, config):
+    super()._set_up(config)
+    kind = config.data.get('kind', self.kind)
+    if kind == 'regression' and self.label_smoothing:
+      raise ValueError(
+          'config.model.label_smoothing must be 0 for answers that are numbers;'
+          f' got {self.label_smoothing}'
+      )
+
+  def _take(self, answers: answers_lib.Answers, every_step: bool) -> None:
+    self.answers, self.every_step = answers, every_step
     self.metrics = answers.metrics
-    self.label_smoothing = 0.0
     if isinstance(answers, answers_lib.Classes):
-      self.label_smoothing = config.model.label_smoothing
       self.class_names = answers.names
 
   def describe(self):
@@ -156,17 +164,14 @@ class SequenceTask(protocol.Task):
         'are_ragged': bool(self._are_ragged),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
+  def _restore(self, described):
     answers = answers_lib.restore(described['answers'])
-    task._set_up(config, answers, described['every_step'])
-    task._mean = np.array(described['mean'])
-    task._deviation = np.array(described['deviation'])
-    task.shift = np.array(described['shift'])
-    task._have_missing = described['have_missing']
-    task._are_ragged = described['are_ragged']
-    return task
+    self._take(answers, described['every_step'])
+    self._mean = np.array(described['mean'])
+    self._deviation = np.array(described['deviation'])
+    self.shift = np.array(described['shift'])
+    self._have_missing = described['have_missing']
+    self._are_ragged = described['are_ragged']
 
   def build_model(self, rngs) -> models.SequenceModel:
     backbone = backbones.build(self._model, len(self._mean), rngs)
@@ -235,7 +240,7 @@ class SequenceTask(protocol.Task):
         inputs,
         len(self._mean),
         self._have_missing,
-        self._has_field,
+        'missing' in self._data,
         shift=self.shift,
         are_ragged=self._are_ragged,
     )
@@ -312,23 +317,6 @@ class SequenceTask(protocol.Task):
         jnp.asarray(x), self._mean, self._deviation
     )
     return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
-
-
-def check_model(
-    config: ml_collections.ConfigDict, are_classes: bool = True
-) -> None:
-  """Raises ValueError for fields of `config.model` that cannot be.
-
-  A task calls it before it reads data, which takes a while. Labels of classes
-  alone may be smoothed.
-  """
-  backbones.check(config.model)
-  fields.check(config.model, classification.RULES, 'config.model')
-  if not are_classes and config.model.label_smoothing:
-    raise ValueError(
-        'config.model.label_smoothing must be 0 for answers that are numbers;'
-        f' got {config.model.label_smoothing}'
-    )
 
 
 def check_inputs(

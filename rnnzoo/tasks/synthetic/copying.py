@@ -51,12 +51,7 @@ def _is_curriculum(value: Any) -> bool:
   )
 
 
-_SYMBOLS = {'num_symbols': fields.integer(1, 1000)}
-# Rules of `config.model`, with the blocks of a language model.
-_MODEL_RULES = {
-    'mlp': fields.optional(fields.one_of(language_model.MLPS)),
-    'conv_width': fields.integer(0, 1000),
-}
+_RULES = {**made.RULES, 'num_symbols': fields.integer(1, 1000)}
 
 SYMBOLS, BLANK, DELIMITER = 8, 8, 9
 
@@ -74,13 +69,14 @@ class Recall(made.MadeTask):
   """
 
   metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
+  # The blocks may be those of a language model.
+  model_rules: fields.Rules = {
+      'mlp': fields.optional(fields.one_of(language_model.MLPS)),
+      'conv_width': fields.integer(0, 1000),
+  }
   num_tokens: int
   # Whether the loss counts the steps before the answer, which is BLANK there.
   loss_on_all_steps = False
-
-  def _set_up(self, config):
-    super()._set_up(config)
-    fields.check(config.model, _MODEL_RULES, 'config.model')
 
   def build_model(self, rngs):
     """Returns the model that `config.model` describes.
@@ -147,7 +143,7 @@ class CopyMemory(Recall):
   """
 
   rules: fields.Rules = {
-      **_SYMBOLS,
+      **_RULES,
       'delay': fields.integer(1, 20_000),
       'loss_steps': fields.one_of(('all', 'recalled')),
   }
@@ -180,7 +176,7 @@ class SelectiveCopying(Recall):
   """Names 16 symbols that stood among noise."""
 
   rules: fields.Rules = {
-      **_SYMBOLS,
+      **_RULES,
       'length': fields.integer(1, 20_000),
       'num_tokens': fields.integer(3, 256),
       'curriculum': fields.Rule(

@@ -69,6 +69,7 @@ class StateTracking(made.MadeTask):
 
   has_stream = True
   rules: fields.Rules = {
+      **made.RULES,
       'language': fields.one_of(languages.LANGUAGES),
       'label_steps': fields.one_of(('last', 'every')),
       'input_noise': fields.number(0, 100),

@@ -84,7 +84,7 @@ _MODEL_RULES: fields.Rules = {
 }
 
 
-class Text(protocol.Task):
+class Text(protocol.ConfigTask):
   """Predicts the next token of a text.
 
   Attributes:
@@ -98,6 +98,7 @@ class Text(protocol.Task):
     tokens: tokens of the text, a `tokens.Tokens`.
   """
 
+  model_rules = _MODEL_RULES
   has_stream = True
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -112,7 +113,6 @@ class Text(protocol.Task):
     """
     self._set_up(config)
     data, context = config.data, config.data.context
-    self.batch_size = config.batch_size
     self.dataset, texts = _read_parts(data, self._kind)
     self.tokens = tokens_lib.make(
         self._kind, texts, data.get('vocabulary_size')
@@ -139,18 +139,15 @@ class Text(protocol.Task):
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    data = config.data
-    given = {n: r for n, r in _DATA_RULES.items() if n in {*data, *_OLD_FIELDS}}
-    fields.check(data, given, 'config.data')
+    data, old = config.data, {*config.data, *_OLD_FIELDS}
+    self.rules = {n: rule for n, rule in _DATA_RULES.items() if n in old}
+    super()._set_up(config)
     self._kind = data.get('tokens', 'characters')
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
     if self._kind in tokens_lib.SUBWORDS:
       part = f'config.data.tokens={self._kind!r}'
       settings.require(part, 'text', ('tokenizers',))
-    backbones.check(config.model)
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    self._model, self._data = config.model, data
     main = {
         'characters': (protocol.BITS_PER_CHARACTER,),
         'words': (protocol.PERPLEXITY,),
@@ -168,12 +165,8 @@ class Text(protocol.Task):
   def describe(self):
     return dict(self.tokens.described)
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.tokens = tokens_lib.restore(task._kind, described)
-    return task
+  def _restore(self, described):
+    self.tokens = tokens_lib.restore(self._kind, described)
 
   def build_model(self, rngs) -> models.LanguageModel:
     options = {name: self._model[name] for name in _MODEL_RULES}

@@ -99,7 +99,7 @@ class ScheduledSeq2Seq(models.Seq2Seq):
     self.training_steps = TrainingSteps(jnp.zeros((), jnp.int32))
 
 
-class Translation(protocol.Task):
+class Translation(protocol.ConfigTask):
   """Translates lines of text.
 
   Attributes:
@@ -115,6 +115,9 @@ class Translation(protocol.Task):
       pairs to train on are ever left out.
   """
 
+  rules = _DATA_RULES
+  model_rules = _MODEL_RULES
+
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text, and makes vocabularies from the part to train on.
 
@@ -129,8 +132,6 @@ class Translation(protocol.Task):
     """
     self._set_up(config)
     data = config.data
-    self.batch_size = config.batch_size
-    self.label_smoothing = config.model.label_smoothing
     is_text = data.source != 'dates'
     self.metrics = (BLEU if is_text else EXACT_MATCH, protocol.PERPLEXITY)
     self.dataset, self._lines = _read(data)
@@ -182,15 +183,12 @@ class Translation(protocol.Task):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     settings.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
+    super()._set_up(config)
     if config.model.dense:
       raise ValueError(
           'config.model.dense must be False for a translation, whose decoder'
           ' starts from one h; config.model.residual=True would work'
       )
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    self._model, self._data = config.model, config.data
 
   def describe(self):
     return {
@@ -198,14 +196,10 @@ class Translation(protocol.Task):
         'target_vocabulary': self.target_vocabulary.describe(),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
+  def _restore(self, described):
     restored = vocabularies.restore
-    task.source_vocabulary = restored(described['source_vocabulary'])
-    task.target_vocabulary = restored(described['target_vocabulary'])
-    return task
+    self.source_vocabulary = restored(described['source_vocabulary'])
+    self.target_vocabulary = restored(described['target_vocabulary'])
 
   def build_model(self, rngs) -> models.Seq2Seq:
     model = self._model
