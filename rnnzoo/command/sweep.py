@@ -16,6 +16,7 @@ import time
 from typing import NamedTuple
 
 from rnnzoo.command import comparison
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.training import command_line
 from rnnzoo.training import files
 
@@ -153,11 +154,7 @@ def read_cases(path: str | None) -> dict[str, Case]:
     return {'': Case([])}
   cases: dict[str, Case] = {}
   files.check_ends(path)
-  try:
-    # Without the mark that some editors begin a file with.
-    lines = pathlib.Path(path).read_text(encoding='utf-8-sig').splitlines()
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8: {error}') from error
+  lines = text_files.read(path, '--cases').splitlines()
   for number, line in enumerate(lines, 1):
     try:
       words = shlex.split(line, comments=True)

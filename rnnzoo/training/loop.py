@@ -331,5 +331,4 @@ def _record(
       and unsaved_seconds >= config.checkpoint_seconds
   ):
     run.save(one.checkpoints)
-    records.saved()
-  records.epoch_done()
+    records.saved(epoch)

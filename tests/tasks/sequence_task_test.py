@@ -520,8 +520,12 @@ class InputsTest(parameterized.TestCase):
 
   X = np.ones((2, 3, 2))
 
-  def check(self, inputs, allow_nan=False):
-    return sequence_task.check_inputs(inputs, 2, allow_nan)
+  def check(self, inputs, allow_nan=False, has_field=True):
+    task = object.__new__(sequence_task.SequenceTask)
+    task._mean = task.shift = np.zeros(2)
+    task._have_missing, task._are_ragged = allow_nan, False
+    task._data = {'missing': 'refuse'} if has_field else {}
+    return task.check_inputs(inputs)
 
   def test_takes(self):
     found = self.check(self.X.astype(np.int64))
@@ -559,9 +563,9 @@ class InputsTest(parameterized.TestCase):
         (np.ma.array(self.X), 'which would be ignored'),
     ):
       with self.assertRaisesRegex(ValueError, f"{message}; .*missing='zero'"):
-        sequence_task.check_inputs(wrong, 2, False)
+        self.check(wrong)
       with self.assertRaisesRegex(ValueError, f'{message}$'):
-        sequence_task.check_inputs(wrong, 2, False, has_field=False)
+        self.check(wrong, has_field=False)
 
 
 class RunTest(absltest.TestCase):

@@ -36,6 +36,7 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import uea
+from rnnzoo.tasks.text import files as text_files
 
 _FOLDER = 'UCI HAR Dataset'
 _STAND_IN = 'BasicMotions'
@@ -174,17 +175,8 @@ def _human_activity(data: ml_collections.ConfigDict):
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   """Returns the names of activities, whose labels are such as '1'."""
   path = _root(directory) / 'activity_labels.txt'
-  if not path.is_file():
-    raise FileNotFoundError(f'{path} is missing')
-  try:
-    lines = path.read_text(encoding='utf-8-sig').splitlines()
-  except UnicodeDecodeError as error:
-    raise ValueError(
-        f'{path} must be UTF-8; byte {error.start + 1} is'
-        f' {error.object[error.start : error.start + 1]!r}, and'
-        ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
-    ) from error
-  words = [line.split(None, 1) for line in lines]
+  text = text_files.read(str(path), 'config.data.manual_dir')
+  words = [line.split(None, 1) for line in text.splitlines()]
   pairs = [pair for pair in words if len(pair) == 2]
   names = {number: name.strip().lower() for number, name in pairs}
   if len(names) < len(pairs):

@@ -235,15 +235,60 @@ class SequenceTask(protocol.ConfigTask):
 
             x, lengths = sequence_arrays.pad([first, second])
             trained.predict({'x': x, 'lengths': lengths})
+
+    Steps beyond a sequence's end become zero. With a shift, x - shift is in a
+    mapping as 'centred', and x is not.
     """
-    return check_inputs(
-        inputs,
-        len(self._mean),
-        self._have_missing,
-        'missing' in self._data,
-        shift=self.shift,
-        are_ragged=self._are_ragged,
+    given = array_checks.by_name(inputs, ('x', 'lengths'))
+    if 'x' not in given:
+      raise ValueError("inputs must have the key 'x', an array [B, T, F]")
+    has_field, columns = 'missing' in self._data, len(self._mean)
+    field = "a model trained with config.data.missing='zero'"
+    x = array_checks.numbers(
+        given['x'],
+        'x',
+        ('B', 'T', columns),
+        kinds='iufb',
+        why=' as in training',
+        hint=_PAD,
+        mask=f'; x.filled(nan) is for {field}' * has_field,
     )
+    if self._are_ragged and given.get('lengths') is None and x.shape[1] > 1:
+      raise ValueError(
+          'inputs must have lengths, since the model was trained on sequences'
+          " of several; {'x': x, 'lengths': lengths} would work, with lengths"
+          f' int [B] from 1 to {x.shape[1]}'
+      )
+    found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
+    if given.get('lengths') is not None:
+      lengths = found['lengths'] = array_checks.integers(
+          given['lengths'],
+          'lengths',
+          *x.shape[:2],
+          of=', the steps of x',
+          row='sequence',
+      )
+    valid = np.arange(x.shape[1]) < lengths[:, None]
+    remedy = "give {'x': x, 'lengths': lengths}, with "
+    _, unheld = sequence_checks.padding(x, lengths, remedy)
+    array_checks.finite(
+        x,
+        valid,
+        'x',
+        allow_nan=self._have_missing,
+        advice=f'{field} takes NaN' * has_field,
+        remedy=unheld,
+    )
+    x = np.where(valid[..., None], x, x.dtype.type(0))
+    centred = sequence_arrays.centre(x, self.shift, valid)
+    if x.dtype.kind not in 'iu':
+      _warn_of_digits(x.dtype, self.shift)
+    lost = sequence_arrays.lost_steps(x[valid], centred[valid])
+    for sentence in sequence_checks.rounding(*lost):
+      settings.warn(f'x: {sentence}')
+    if self.shift.any():
+      return {'centred': centred, **found}
+    return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
@@ -317,80 +362,6 @@ class SequenceTask(protocol.ConfigTask):
         jnp.asarray(x), self._mean, self._deviation
     )
     return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
-
-
-def check_inputs(
-    inputs: Any,
-    columns: int,
-    allow_nan: bool,
-    has_field: bool = True,
-    *,
-    shift: np.ndarray | None = None,
-    are_ragged: bool = False,
-) -> Any:
-  """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
-
-  With lengths, steps beyond a sequence's end are zero. With a shift, x - shift
-  stands in a mapping as 'centred', and x does not.
-
-  Args:
-    inputs: x, or a mapping with 'x' and maybe 'lengths'.
-    columns: the number of columns, F, of the model.
-    allow_nan: whether x may hold NaN.
-    has_field: whether the task has `config.data.missing`, by which a model is
-      trained to take NaN.
-    shift: numbers taken off columns before float32 rounds them, [F], or None.
-    are_ragged: whether training had sequences of several lengths.
-  """
-  given = array_checks.by_name(inputs, ('x', 'lengths'))
-  if 'x' not in given:
-    raise ValueError("inputs must have the key 'x', an array [B, T, F]")
-  mask = (
-      "; x.filled(nan) is for a model trained with config.data.missing='zero'"
-  )
-  x = array_checks.numbers(
-      given['x'],
-      'x',
-      ('B', 'T', columns),
-      kinds='iufb',
-      why=' as in training',
-      hint=_PAD,
-      mask=mask * has_field,
-  )
-  if are_ragged and given.get('lengths') is None and x.shape[1] > 1:
-    raise ValueError(
-        'inputs must have lengths, since the model was trained on sequences of'
-        " several; {'x': x, 'lengths': lengths} would work, with lengths int"
-        f' [B] from 1 to {x.shape[1]}'
-    )
-  found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
-  if given.get('lengths') is not None:
-    lengths = found['lengths'] = array_checks.integers(
-        given['lengths'],
-        'lengths',
-        *x.shape[:2],
-        of=', the steps of x',
-        row='sequence',
-    )
-  valid = np.arange(x.shape[1]) < lengths[:, None]
-  remedy = "give {'x': x, 'lengths': lengths}, with "
-  _, unheld = sequence_checks.padding(x, lengths, remedy)
-  advice = "a model trained with config.data.missing='zero' takes NaN"
-  advice *= has_field
-  array_checks.finite(
-      x, valid, 'x', allow_nan=allow_nan, advice=advice, remedy=unheld
-  )
-  x = np.where(valid[..., None], x, x.dtype.type(0))
-  shift = np.zeros(columns) if shift is None else shift
-  centred = sequence_arrays.centre(x, shift, valid)
-  if x.dtype.kind not in 'iu':
-    _warn_of_digits(x.dtype, shift)
-  lost = sequence_arrays.lost_steps(x[valid], centred[valid])
-  for sentence in sequence_checks.rounding(*lost):
-    settings.warn(f'x: {sentence}')
-  if shift.any():
-    return {'centred': centred, **found}
-  return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
 
 
 def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:

@@ -85,7 +85,8 @@ def read(path: str, field: str, most: int | None = None) -> str:
     raise ValueError(
         f'{path}, line {len(before) + 1}, is not {encoding.upper()}: byte'
         f' {len(last.encode(encoding)) + 1} of the line is'
-        f' {content[error.start]:#04x}'
+        f' {content[error.start]:#04x}; iconv -f latin1 -t utf-8 makes UTF-8 of'
+        ' Latin-1, say'
     ) from error
   if text.count('\0') > len(text) // 4:
     raise ValueError(
