@@ -116,7 +116,7 @@ class HarTest(parameterized.TestCase):
     path = self.folder / NAMES
     names = '1 gehen\n2 aufwärts\n'
     path.write_bytes(names.encode('latin-1'))
-    with self.assertRaisesRegex(ValueError, 'line 2, is not UTF-8: byte 7 .* iconv'):
+    with self.assertRaisesRegex(ValueError, 'line 2, is not UTF-8: byte 7 '):
       self.load(self.directory)
     # And a tab may stand where a space does.
     path.write_bytes(names.replace('2 ', '2\t').encode('utf-8-sig'))
