@@ -27,14 +27,10 @@ from rnnzoo.training import trained as trained_lib
 
 
 class Inputs(NamedTuple):
-  """Inputs of a file.
+  """Inputs of a file."""
 
-  Attributes:
-    arrays: arrays by name.
-    names: names of the sequences; None for their numbers.
-  """
-
-  arrays: dict[str, np.ndarray]
+  arrays: dict[str, np.ndarray]  # Arrays by name.
+  # Names of the sequences; None for their numbers.
   names: list[str] | None = None
 
   def of(self, task: tasks.Task) -> Any:

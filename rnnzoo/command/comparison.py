@@ -44,40 +44,26 @@ _CONFIDENCE = 0.95
 
 
 class Run(NamedTuple):
-  """A finished run.
+  """A finished run."""
 
-  Attributes:
-    name: the name of its directory.
-    report: the content of report.json.
-    histories: the epochs of each seed.
-  """
-
-  name: str
-  report: dict[str, Any]
-  histories: list[list[dict[str, Any]]]
+  name: str  # The name of its directory.
+  report: dict[str, Any]  # The content of report.json.
+  histories: list[list[dict[str, Any]]]  # The epochs of each seed.
 
 
 class Statistics(NamedTuple):
-  """A metric over the seeds of a run; None if a seed has no finite value.
+  """A metric over the seeds of a run; None if a seed has no finite value."""
 
-  Attributes:
-    num_seeds: the number of seeds.
-    mean: the mean over the seeds.
-    std: the standard deviation of the population, as in report.json.
-    low: the lower end of the 95 % confidence interval of the mean, by Student's
-      t; None for one seed.
-    high: the upper end.
-    least: the smallest value.
-    greatest: the greatest value.
-  """
-
-  num_seeds: int
-  mean: float | None = None
+  num_seeds: int  # The number of seeds.
+  mean: float | None = None  # The mean over the seeds.
+  # The standard deviation of the population, as in report.json.
   std: float | None = None
+  # The lower end of the 95 % confidence interval of the mean, by Student's t;
+  # None for one seed.
   low: float | None = None
-  high: float | None = None
-  least: float | None = None
-  greatest: float | None = None
+  high: float | None = None  # The upper end.
+  least: float | None = None  # The smallest value.
+  greatest: float | None = None  # The greatest value.
 
 
 def compare(directories: Sequence[str], output: str) -> str:

@@ -31,14 +31,10 @@ _RUNNING: set[subprocess.Popen] = set()
 
 
 class Case(NamedTuple):
-  """Flags that are taken with each combination of the grids.
+  """Flags that are taken with each combination of the grids."""
 
-  Attributes:
-    flags: the flags of the run.
-    config: a name or file; None for the one of the command line.
-  """
-
-  flags: list[str]
+  flags: list[str]  # The flags of the run.
+  # A name or file; None for the one of the command line.
   config: str | None = None
 
 

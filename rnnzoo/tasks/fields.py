@@ -20,14 +20,10 @@ from rnnzoo import settings
 
 
 class Rule(NamedTuple):
-  """The values that a field may hold.
+  """The values that a field may hold."""
 
-  Attributes:
-    text: the rule in words, after 'must be'.
-    allows: whether a value is allowed. Any type of value may be asked for.
-  """
-
-  text: str
+  text: str  # The rule in words, after 'must be'.
+  # Whether a value is allowed. Any type of value may be asked for.
   allows: Callable[[Any], bool]
 
 

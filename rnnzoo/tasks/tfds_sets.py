@@ -21,31 +21,20 @@ PREFIX = 'tfds:'
 
 
 class Examples(NamedTuple):
-  """The examples of a split.
+  """The examples of a split."""
 
-  Attributes:
-    inputs: the inputs as TFDS gives them, images decoded.
-    targets: the targets as TFDS gives them.
-  """
-
-  inputs: list[Any]
-  targets: list[Any]
+  inputs: list[Any]  # The inputs as TFDS gives them, images decoded.
+  targets: list[Any]  # The targets as TFDS gives them.
 
 
 class Set(NamedTuple):
-  """A data set.
+  """A data set."""
 
-  Attributes:
-    splits: 'train', and 'validation' and 'test' where there are such.
-    input: TFDS's feature of the inputs.
-    target: TFDS's feature of the targets.
-    name: the set's name with its version.
-  """
-
+  # 'train', and 'validation' and 'test' where there are such.
   splits: Mapping[str, Examples]
-  input: Any
-  target: Any
-  name: str
+  input: Any  # TFDS's feature of the inputs.
+  target: Any  # TFDS's feature of the targets.
+  name: str  # The set's name with its version.
 
 
 def is_source(source: str) -> bool:

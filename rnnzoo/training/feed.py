@@ -33,17 +33,11 @@ _SHORT_CALL, _LONG_CALL = 0.3, 1.5
 
 
 class Piece(NamedTuple):
-  """Some steps of an epoch.
+  """Some steps of an epoch."""
 
-  Attributes:
-    examples: the examples for `Visits.visit`.
-    order: the order that belongs to them.
-    num_steps: the number of steps; gathered batches may be more.
-  """
-
-  examples: Any
-  order: Any
-  num_steps: int
+  examples: Any  # The examples for `Visits.visit`.
+  order: Any  # The order that belongs to them.
+  num_steps: int  # The number of steps; gathered batches may be more.
 
 
 def training_split(experiment: experiments.Experiment) -> Any:

@@ -29,15 +29,10 @@ _PIECE_BYTES = 2**26
 
 
 class Placement(NamedTuple):
-  """The devices of a run.
+  """The devices of a run."""
 
-  Attributes:
-    mesh: the devices; None for JAX's default device alone.
-    text: the devices in words.
-  """
-
-  mesh: Mesh | None = None
-  text: str = ''
+  mesh: Mesh | None = None  # The devices; None for JAX's default device alone.
+  text: str = ''  # The devices in words.
 
   @property
   def num_devices(self) -> int:

@@ -47,21 +47,13 @@ _LISTED = 20
 
 
 class Operator(NamedTuple):
-  """An operator of the compiled program, over all steps of a trace.
+  """An operator of the compiled program, over all steps of a trace."""
 
-  Attributes:
-    name: its HLO instruction or, on a GPU, its kernel.
-    part: the part of the model, one of `PARTS` or 'other'.
-    direction: 'forward' or 'backward'.
-    runs: the number of its runs.
-    microseconds: the sum of its times.
-  """
-
-  name: str
-  part: str
-  direction: str
-  runs: int
-  microseconds: float
+  name: str  # Its HLO instruction or, on a GPU, its kernel.
+  part: str  # The part of the model, one of `PARTS` or 'other'.
+  direction: str  # 'forward' or 'backward'.
+  runs: int  # The number of its runs.
+  microseconds: float  # The sum of its times.
 
 
 def read(

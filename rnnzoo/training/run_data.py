@@ -27,20 +27,15 @@ _OF_COLUMN, _OF_ALL = 1e-4, 1e-7
 
 
 class Data(NamedTuple):
-  """The data that are here.
+  """The data that are here."""
 
-  Attributes:
-    dataset: the name of the data set that was really read.
-    described: the value of `Task.describe` after a round trip by JSON.
-    digest: the SHA-256 of all this and of the arrays.
-    summary: function that returns summaries of arrays by their paths.
-    taken: digests of the weights that seeds begin with, by seed.
-  """
-
-  dataset: str
+  dataset: str  # The name of the data set that was really read.
+  # The value of `Task.describe` after a round trip by JSON.
   described: Mapping[str, Any] | None = None
-  digest: str = ''
+  digest: str = ''  # The SHA-256 of all this and of the arrays.
+  # Function that returns summaries of arrays by their paths.
   summary: Callable[[], Mapping[str, Sequence[str]]] = dict
+  # Digests of the weights that seeds begin with, by seed.
   taken: Mapping[str, str] = types.MappingProxyType({})
 
 

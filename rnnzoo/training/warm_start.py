@@ -22,18 +22,12 @@ from rnnzoo.training import step
 
 
 class Taken(NamedTuple):
-  """The weights that a seed takes.
+  """The weights that a seed takes."""
 
-  Attributes:
-    arrays: parameters and running averages by path, as the trained run has
-      them.
-    digest: the SHA-256 of these.
-    text: a line on what was taken and what was not.
-  """
-
+  # Parameters and running averages by path, as the trained run has them.
   arrays: Mapping[str, np.ndarray]
-  digest: str
-  text: str
+  digest: str  # The SHA-256 of these.
+  text: str  # A line on what was taken and what was not.
 
 
 def take(

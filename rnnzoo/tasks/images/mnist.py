@@ -36,27 +36,18 @@ _DIGITS_TEST = 360
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Images with their labels, in the data set's own split.
+  """Images with their labels, in the data set's own split."""
 
-  Attributes:
-    name: a name for people.
-    train_images: pixels, uint8 [N, height, width] or, of CIFAR-10 and its
-      stand-in, [N, height, width, channels].
-    train_labels: classes, int32 [N].
-    test_images: pixels, in the same shape.
-    test_labels: classes, int32 [N].
-    white: the greatest value that a pixel can have.
-    class_names: names of classes.
-  """
-
-  name: str
+  name: str  # A name for people.
+  # Pixels, uint8 [N, height, width] or, of CIFAR-10 and its stand-in, [N,
+  # height, width, channels].
   train_images: np.ndarray
-  train_labels: np.ndarray
-  test_images: np.ndarray
-  test_labels: np.ndarray
+  train_labels: np.ndarray  # Classes, int32 [N].
+  test_images: np.ndarray  # Pixels, in the same shape.
+  test_labels: np.ndarray  # Classes, int32 [N].
   _: dataclasses.KW_ONLY
-  white: int
-  class_names: tuple[str, ...] = tuple('0123456789')
+  white: int  # The greatest value that a pixel can have.
+  class_names: tuple[str, ...] = tuple('0123456789')  # Names of classes.
 
 
 def load(

@@ -21,15 +21,10 @@ FRAMES, INDEX = 'frames.npy', 'index.json'
 
 
 class Recordings(NamedTuple):
-  """Recordings of two bodies.
+  """Recordings of two bodies."""
 
-  Attributes:
-    names: names of recordings, [N].
-    frames: N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an
-      absent body.
-  """
-
-  names: list[ntu_files.Name]
+  names: list[ntu_files.Name]  # Names of recordings, [N].
+  # N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an absent body.
   frames: list[np.ndarray]
 
 

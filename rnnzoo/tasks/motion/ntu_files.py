@@ -72,20 +72,14 @@ TRAINING_SUBJECTS = frozenset(
 
 
 class Dataset(NamedTuple):
-  """Counts of a data set.
+  """Counts of a data set."""
 
-  Attributes:
-    classes: number of actions.
-    files: number of recordings.
-    missing: length of the authors' list of recordings whose skeletons are
-      missing or incomplete.
-    protocols: names of the protocols that its authors define.
-  """
-
-  classes: int
-  files: int
+  classes: int  # Number of actions.
+  files: int  # Number of recordings.
+  # Length of the authors' list of recordings whose skeletons are missing or
+  # incomplete.
   missing: int
-  protocols: tuple[str, str]
+  protocols: tuple[str, str]  # Names of the protocols that its authors define.
 
 
 DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
@@ -97,21 +91,13 @@ DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
 
 
 class Name(NamedTuple):
-  """The numbers in a file's name, all counted from 1.
+  """The numbers in a file's name, all counted from 1."""
 
-  Attributes:
-    setup: number of the camera setup: 1 to 17, or to 32 in NTU RGB+D 120.
-    camera: 1 to 3.
-    subject: number of the person: 1 to 40, or to 106.
-    replication: 1 or 2.
-    action: number of the class: 1 to 60, or to 120.
-  """
-
-  setup: int
-  camera: int
-  subject: int
-  replication: int
-  action: int
+  setup: int  # Number of the camera setup: 1 to 17, or to 32 in NTU RGB+D 120.
+  camera: int  # 1 to 3.
+  subject: int  # Number of the person: 1 to 40, or to 106.
+  replication: int  # 1 or 2.
+  action: int  # Number of the class: 1 to 60, or to 120.
 
   def text(self) -> str:
     """Returns the name without its ending: 'S001C002P003R002A013'."""

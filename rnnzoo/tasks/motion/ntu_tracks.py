@@ -32,15 +32,12 @@ _NOWHERE = (math.inf,) * 3
 
 
 class Body(NamedTuple):
-  """One body.
+  """One body."""
 
-  Attributes:
-    frames: int [n], rising: the frames that show it, counted from 0.
-    joints: float32 [n, 25, 3], x, y, z in metres: to the right, up, and away
-      from the camera.
-  """
-
+  # int [n], rising: the frames that show it, counted from 0.
   frames: np.ndarray
+  # float32 [n, 25, 3], x, y, z in metres: to the right, up, and away from the
+  # camera.
   joints: np.ndarray
 
 

@@ -69,17 +69,11 @@ _MEASURED = ('mase', 'crps', 'mae', 'mse')
 
 
 class Series(NamedTuple):
-  """Some series.
+  """Some series."""
 
-  Attributes:
-    y: the values, float32 [N, T]; NaN where one is missing.
-    x: what is known beforehand, float32 [N, T, F].
-    lengths: the steps of each series, int [N].
-  """
-
-  y: np.ndarray
-  x: np.ndarray
-  lengths: np.ndarray
+  y: np.ndarray  # The values, float32 [N, T]; NaN where one is missing.
+  x: np.ndarray  # Facts known beforehand, float32 [N, T, F].
+  lengths: np.ndarray  # The steps of each series, int [N].
 
 
 class Forecasting(protocol.ConfigTask):

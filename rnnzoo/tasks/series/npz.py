@@ -36,17 +36,12 @@ _NAMES = ('x', 'steps', 'y', 'lengths')
 
 
 class Form(NamedTuple):
-  """The rule for the arrays of a file.
+  """The rule for the arrays of a file."""
 
-  Attributes:
-    kind: 'classification' or 'regression'.
-    every_step: whether y has an answer for every step.
-    missing: 'refuse', 'zero' for x that may hold NaN, or 'never' where no field
-      of the config allows it.
-  """
-
-  kind: str
-  every_step: bool = False
+  kind: str  # 'classification' or 'regression'.
+  every_step: bool = False  # Whether y has an answer for every step.
+  # 'refuse', 'zero' for x that may hold NaN, or 'never' where no field of the
+  # config allows it.
   missing: str = 'refuse'
 
 

@@ -32,19 +32,14 @@ _UNKNOWN, _END = '<unk>', '<eos>'
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Text to tokens and back.
+  """Text to tokens and back."""
 
-  Attributes:
-    described: the argument of `restore`, which JSON can hold.
-    pieces: the UTF-8 of each token; one may end within a character.
-    find: function from a text to its tokens.
-    free: a piece that counts no byte.
-  """
-
+  # The argument of `restore`, which JSON can hold.
   described: Mapping[str, str]
+  # The UTF-8 of each token; one may end within a character.
   pieces: Sequence[bytes]
-  find: Callable[[str], Iterable[int]]
-  free: bytes = b''
+  find: Callable[[str], Iterable[int]]  # Function from a text to its tokens.
+  free: bytes = b''  # A piece that counts no byte.
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:

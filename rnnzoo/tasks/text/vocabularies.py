@@ -23,17 +23,11 @@ _MARK = '\uffed'
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Text to tokens and back.
+  """Text to tokens and back."""
 
-  Attributes:
-    tokenizer: a `tokenizers.Tokenizer`.
-    kind: a name in `KINDS`.
-    lowercase: whether case is dropped.
-  """
-
-  tokenizer: Any
-  kind: str
-  lowercase: bool
+  tokenizer: Any  # A `tokenizers.Tokenizer`.
+  kind: str  # A name in `KINDS`.
+  lowercase: bool  # Whether case is dropped.
 
   def __len__(self) -> int:
     return self.tokenizer.get_vocab_size()
