@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-import types
 
 from absl import app
 import jax
@@ -264,9 +263,9 @@ def _sweep(words: list[str]) -> None:
 
 
 _FUNCTIONS = (_train, _list, _evaluate, _predict, _sample, _compare, _sweep)
-COMMANDS: Mapping[str, Callable[[list[str]], None]] = types.MappingProxyType(
-    {function.__name__.removeprefix('_'): function for function in _FUNCTIONS}
-)
+COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
+    function.__name__.removeprefix('_'): function for function in _FUNCTIONS
+}
 
 _TRAIN_HELP = """usage: rnnzoo train CONFIG [--config.FIELD=VALUE ...] [flags]
 

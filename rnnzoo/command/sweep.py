@@ -142,9 +142,8 @@ def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
 def read_cases(path: str | None) -> dict[str, Case]:
   """Returns each case by its name.
 
-  Args:
-    path: a file with a line a case; None for one case without flags. Empty
-      lines and comments that begin with # are passed over.
+  A line is a case; without a file there is one, which has no flags. Empty lines
+  and comments that begin with # are passed over.
   """
   if path is None:
     return {'': Case([])}

@@ -7,7 +7,6 @@ and makes the stack with `build`.
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
-import types
 from typing import Any
 
 from absl import logging
@@ -66,18 +65,14 @@ _NO_OPTIONS: Mapping[str, str] = {
 }
 
 # Values of a layer's *_init options in a config, which holds no functions.
-_INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
-    types.MappingProxyType(
-        {
-            'lecun_normal': jax.nn.initializers.lecun_normal(),
-            'normal': jax.nn.initializers.normal(),
-            'orthogonal': jax.nn.initializers.orthogonal(),
-            'xavier_uniform': jax.nn.initializers.xavier_uniform(),
-            'xavier_uniform_fused': initializers.XavierUniformFused(),
-            'zeros': jax.nn.initializers.zeros,
-        }
-    )
-)
+_INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = {
+    'lecun_normal': jax.nn.initializers.lecun_normal(),
+    'normal': jax.nn.initializers.normal(),
+    'orthogonal': jax.nn.initializers.orthogonal(),
+    'xavier_uniform': jax.nn.initializers.xavier_uniform(),
+    'xavier_uniform_fused': initializers.XavierUniformFused(),
+    'zeros': jax.nn.initializers.zeros,
+}
 
 
 def check(model: ml_collections.ConfigDict) -> None:

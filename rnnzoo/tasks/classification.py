@@ -8,7 +8,6 @@ Dimensions: N examples of a split, B batch.
 """
 
 from collections.abc import Mapping, Sequence
-import types
 from typing import Any
 
 import jax
@@ -30,9 +29,7 @@ METRICS: tuple[protocol.Metric, ...] = (
 
 
 # A rule for `config.model` of tasks that smooth labels.
-RULES: fields.Rules = types.MappingProxyType(
-    {'label_smoothing': fields.number(0, 1, below=True)}
-)
+RULES: fields.Rules = {'label_smoothing': fields.number(0, 1, below=True)}
 
 
 class Classification(protocol.Task):

@@ -120,6 +120,21 @@ def pattern() -> Rule:
   return Rule('a regular expression', allows)
 
 
+def pairs(text: str, first: Rule, second: Rule) -> Rule:
+  """Returns the rule of a tuple or list of pairs, none or more."""
+
+  def allows(value):
+    return isinstance(value, list | tuple) and all(
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and first.allows(pair[0])
+        and second.allows(pair[1])
+        for pair in value
+    )
+
+  return Rule(text, allows)
+
+
 def section() -> Rule:
   """Returns the rule of a section, with fields of its own."""
   return Rule(

@@ -43,17 +43,11 @@ RULES: fields.Rules = {
     'b2': fields.number(0, 1, below=True),
     'weight_decay': fields.number(0),
     'weight_decay_exclude': fields.pattern(),
-    'rate_factors': fields.Rule(
+    'rate_factors': fields.pairs(
         'pairs of a regular expression and a factor of at least 0, as'
         " (('backbone', 0.1),)",
-        lambda pairs: isinstance(pairs, list | tuple)
-        and all(
-            isinstance(pair, list | tuple)
-            and len(pair) == 2
-            and fields.pattern().allows(pair[0])
-            and fields.number(0).allows(pair[1])
-            for pair in pairs
-        ),
+        fields.pattern(),
+        fields.number(0),
     ),
     'clip_norm': fields.number(0),
     'clip_value': fields.number(0),
@@ -170,11 +164,7 @@ def make_schedule(
 ) -> optax.Schedule:
   """Returns the learning rate as a function of the step.
 
-  Args:
-    config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`,
-      and for 'step' `step_factor` and `step_epochs`.
-    num_steps: steps of the whole training, where a cosine ends at zero.
-    steps_per_epoch: steps of an epoch.
+  A cosine ends at zero after `num_steps`, the steps of the whole training.
   """
   if config.schedule == 'constant':
     after_warmup = optax.constant_schedule(config.learning_rate)
@@ -197,9 +187,8 @@ def make_schedule(
 def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
   """Returns a function from parameters to a mask, True if one decays.
 
-  Args:
-    exclude: a regular expression, searched for in the path of each parameter,
-      as in "['backbone']['layers'][0]['bias']"; '' excludes none.
+  `exclude` is a regular expression, searched for in the path of each parameter,
+  as in "['backbone']['layers'][0]['bias']"; '' excludes none.
   """
   decays = lambda path, _: not (exclude and re.search(exclude, name_of(path)))
   return lambda params: jax.tree_util.tree_map_with_path(decays, params)

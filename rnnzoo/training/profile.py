@@ -132,9 +132,6 @@ def profile(experiment: experiments.Experiment) -> str:
 
   The steps are the first ones of the first seed, compiled before. Nothing of
   the run but its directory `profile` is touched.
-
-  Args:
-    experiment: the experiment from `prepare`.
   """
   program, config = experiment.program, experiment.config
   keys = jax.random.split(jax.random.key(config.seed), 3)

@@ -8,7 +8,6 @@ import inspect
 import numbers
 import os
 import pathlib
-import types
 from typing import Any
 import warnings
 
@@ -439,14 +438,12 @@ class Trained:
 
 
 # Methods of `Trained`, and the methods of a task that they call.
-_METHODS = types.MappingProxyType(
-    {
-        'predict': 'predict',
-        'predict_distribution': 'distribution',
-        'predict_logits': 'logits',
-        'predict_proba': 'logits',
-    }
-)
+_METHODS: Mapping[str, str] = {
+    'predict': 'predict',
+    'predict_distribution': 'distribution',
+    'predict_logits': 'logits',
+    'predict_proba': 'logits',
+}
 
 
 def _text(text: Any, name: str) -> str:
@@ -542,9 +539,7 @@ def evaluate(
 ) -> str:
   """Tests the best model of each seed once more; returns the last line.
 
-  Args:
-    experiment: the result of `prepare`, with the data set.
-    seed: the only seed that is tested; None for all.
+  `seed` is the only seed that is tested; None for all.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.

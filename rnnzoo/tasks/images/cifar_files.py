@@ -135,7 +135,7 @@ def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
 
 def _digits() -> mnist.Images:
   """Returns scikit-learn's digits, with an axis of one channel."""
-  digits = mnist.load(ml_collections.ConfigDict({'source': 'digits'}))
+  digits = mnist.load_digits()
   return dataclasses.replace(
       digits,
       name=DIGITS_NAME,

@@ -20,12 +20,9 @@ def check(
 ) -> np.ndarray:
   """Returns images or their sequences as uint8, in the shape that they have.
 
-  Args:
-    given: integers from 0 to `white`: images [B, *image], or sequences
-      [B, *steps].
-    image: shape of one image: [height, width], or [height, width, channels].
-    steps: shape of one sequence: [T, in].
-    white: the greatest value of a pixel.
+  They are integers from 0 to `white`: images [B, *image] with an image of
+  [height, width] or [height, width, channels], or sequences [B, *steps] of [T,
+  in].
   """
   shapes = ' or '.join(
       dict.fromkeys(

@@ -65,10 +65,9 @@ def load(
     ValueError: a checksum is wrong, `source` is unknown, a directory is a file,
       or `source` is 'digits' and a directory is named.
   """
-  fields.check(data, {'source': fields.one_of(SOURCES)}, 'config.data')
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
-    return _load_digits()
+    return load_digits()
   data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
     manual_dir = fields.expand_directory(
@@ -103,7 +102,7 @@ def load(
       ' --config.data.manual_dir.',
       flush=True,
   )
-  return _load_digits()
+  return load_digits()
 
 
 def _prepare_mnist(data_dir: pathlib.Path, idx_dir: pathlib.Path) -> Images:
@@ -118,7 +117,8 @@ def _read_mnist(data_dir: pathlib.Path) -> Images:
   return Images('MNIST', *arrays, white=255)
 
 
-def _load_digits() -> Images:
+def load_digits() -> Images:
+  """Returns scikit-learn's digits, which stand in for MNIST."""
   from sklearn import datasets  # Slow to import, and seldom needed.
 
   digits = datasets.load_digits()

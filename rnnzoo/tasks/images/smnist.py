@@ -64,10 +64,7 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
   shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config as in `configs/base_smnist.py` or `base_cifar.py`.
+    """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or data are damaged.

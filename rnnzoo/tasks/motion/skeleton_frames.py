@@ -105,10 +105,8 @@ def sample(frames: Array, length: Array, where: Array) -> jax.Array:
   Segment t of a recording of n frames is from t n / T to (t + 1) n / T. With
   fewer than T frames some are taken twice.
 
-  Args:
-    frames: padded recordings, [B, L, 2, 25, 3].
-    length: frames of each recording n, int [B].
-    where: places in segments, [B, S, T], as `offsets` makes them.
+  `frames` are padded recordings [B, L, 2, 25, 3] of `length` int [B]; `where`
+  has places in segments [B, S, T], as `offsets` makes them.
   """
   num_steps = where.shape[-1]
   segments = jnp.arange(num_steps) + where
@@ -125,11 +123,9 @@ def turn_and_scale(
 ) -> jax.Array:
   """Returns recordings, each turned and scaled at random as a whole.
 
-  Args:
-    x: positions, [B, ..., 3].
-    key: key of the random numbers.
-    degrees: the greatest angle, to either side, about each of x, y and z.
-    scale: the greatest change of size: 0.1 for factors from 0.9 to 1.1.
+  Positions are [B, ..., 3]. `degrees` is the greatest angle, to either side,
+  about each of x, y and z, and `scale` the greatest change of size: 0.1 for
+  factors from 0.9 to 1.1.
   """
   turn_key, scale_key = jax.random.split(key)
   count = len(x)

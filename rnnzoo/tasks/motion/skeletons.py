@@ -81,11 +81,7 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
   metrics = (*classification.METRICS, protocol.Metric('sampling_accuracy'))
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config as in `configs/base_skeletons.py`.
-    """
+    """Reads the data of a config as in `configs/base_skeletons.py`."""
     data = config.data
     self._set_up(config)
     if data.source == 'motions':

@@ -75,12 +75,8 @@ class SequenceTask(protocol.ConfigTask):
   ):
     """Keeps the data, and prints their summary.
 
-    Args:
-      config: a config with `data.standardize`, `model` and `batch_size`.
-      dataset: the name of the data.
-      splits: 'train', 'validation', 'test'.
-      answers: the kind of the answers.
-      every_step: whether there is an answer for every step.
+    `splits` are 'train', 'validation' and 'test'. The config has
+    `data.standardize`, `model` and `batch_size`.
     """
     self._set_up(config)
     self._take(answers, every_step)

@@ -39,18 +39,6 @@ from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.synthetic import made
 
-
-def _is_curriculum(value: Any) -> bool:
-  """Returns whether it is a tuple of (length, epochs)."""
-  is_whole = fields.integer(1, 20_000).allows
-  return isinstance(value, list | tuple) and all(
-      isinstance(pair, list | tuple)
-      and len(pair) == 2
-      and all(map(is_whole, pair))
-      for pair in value
-  )
-
-
 _RULES = {**made.RULES, 'num_symbols': fields.integer(1, 1000)}
 
 SYMBOLS, BLANK, DELIMITER = 8, 8, 9
@@ -179,9 +167,9 @@ class SelectiveCopying(Recall):
       **_RULES,
       'length': fields.integer(1, 20_000),
       'num_tokens': fields.integer(3, 256),
-      'curriculum': fields.Rule(
+      'curriculum': fields.pairs(
           'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
-          _is_curriculum,
+          *[fields.integer(1, 20_000)] * 2,
       ),
   }
 

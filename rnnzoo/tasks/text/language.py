@@ -23,7 +23,6 @@ import itertools
 import pathlib
 import platform
 import re
-import types
 from typing import Any
 
 from flax import nnx
@@ -52,9 +51,7 @@ _TOGETHER = 32
 
 # Words in the names of files of a folder, by part.
 _PARTS = (('train',), ('valid', 'validation', 'val'), ('test',))
-_FRACTIONS = types.MappingProxyType(
-    {'validation_fraction': 0.05, 'test_fraction': 0.05}
-)
+_FRACTIONS = {'validation_fraction': 0.05, 'test_fraction': 0.05}
 
 _SAMPLE_RULES: fields.Rules = {
     'length': fields.integer(1, 10**6),

@@ -138,12 +138,8 @@ def make_vocabulary(
 ) -> Vocabulary:
   """Returns the vocabulary of a text; the first tokens are `decoding`'s.
 
-  Args:
-    lines: the lines of the text.
-    kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
-    lowercase: whether case is dropped.
-    min_count: the least count of a token in the text.
-    size: the greatest number of tokens; the most frequent are kept.
+  The kind 'subwords' is of byte-pair encodings. Tokens that the text has
+  `min_count` times are kept, the most frequent `size` of them.
   """
   import tokenizers
   from tokenizers import decoders
