@@ -53,12 +53,8 @@ class ForeignError(files.RunFileError):
 class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one seed. Use as a context manager.
 
-  Attributes:
-    directory: the folder of the checkpoints, one subdirectory an epoch.
-
-  Args:
-    directory: the folder of the checkpoints; it need not exist.
-    owner: the entries of their manifests: digests of config and data, the seed.
+  `directory`, which need not exist, has one subdirectory an epoch. `owner` has
+  entries of their manifests: the digests of config and data, and the seed.
   """
 
   def __init__(

@@ -234,14 +234,8 @@ def make_plateau(
   """Returns the rule that lowers the learning rate on a plateau, or None.
 
   Its state's `scale` multiplies the learning rate. Give it the monitored value
-  once an epoch with `update_plateau`.
-
-  Args:
-    config: `config.optimizer` with `plateau_factor` (1 for none) and
-      `plateau_patience`, how many epochs without improvement are tolerated: the
-      next one lowers the rate, as in torch's ReduceLROnPlateau;
-      `plateau_min_delta`, by how much the monitored value must improve, 0 for a
-      ten-thousandth of it; and `plateau_floor`, the least rate.
+  once an epoch with `update_plateau`. The epoch after `plateau_patience` epochs
+  without improvement lowers the rate, as in torch's ReduceLROnPlateau.
   """
   fields.check(config, RULES, 'config.optimizer')
   if fields.float32(config.plateau_factor) == 1.0:

@@ -194,11 +194,10 @@ def begin(
 def make_stopper(
     config: ml_collections.ConfigDict,
 ) -> early_stopping.EarlyStopping:
-  """Returns early stopping that never stops if `config.patience` is 0.
+  """Returns the rule of `config.early_stopping`, of none if patience is 0.
 
-  Args:
-    config: `config.early_stopping` with `patience`, the number of epochs in a
-      row without improvement that ends training, and `min_delta`.
+  Patience is the number of epochs in a row without improvement that ends
+  training.
   """
   # flax's rule stops at the epoch after the tolerated ones.
   patience = config.patience - 1 if config.patience else 2**31

@@ -1,5 +1,6 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
@@ -516,20 +517,15 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   return Trained(restore_best(task, path, int(seed)), config, int(seed), task)
 
 
-class _Splits(Mapping):
+class _Splits(collections.UserDict):
   """The splits of a restored task, read when they are first asked for."""
 
   def __init__(self, read: Callable[[], Mapping[str, protocol.Split]]):
-    self._read = functools.cache(read)
+    self._read = read
 
-  def __getitem__(self, name: str) -> protocol.Split:
-    return self._read()[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._read())
-
-  def __len__(self) -> int:
-    return len(self._read())
+  @functools.cached_property
+  def data(self) -> Mapping[str, protocol.Split]:  # type: ignore[override]
+    return self._read()
 
 
 @promotion.of_dtypes

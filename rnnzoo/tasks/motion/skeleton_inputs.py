@@ -61,11 +61,9 @@ def read(
       )
     frames, dropped = ntu_tracks.read(path)
     recordings.append(frames)
-    if dropped:
+    if dropped:  # Output is for results alone.
       warning = f'WARNING: data: {path}: not used are {dropped}'
-      print(
-          warning, file=sys.stderr, flush=True
-      )  # Output is for results alone.
+      print(warning, file=sys.stderr, flush=True)
   return prepare(recordings, config)
 
 

@@ -224,12 +224,9 @@ def complete_splits(
 ) -> dict[str, Sequences]:
   """Returns 'train', 'validation' and 'test', as far as they are to be there.
 
-  Args:
-    splits: 'train' and maybe others; missing ones are split off from 'train'.
-    fractions: shares of 'train' as it is given, by the names of the splits that
-      are to be there.
-    seed: the seed of `split_off`.
-    stratify: whether y [N] holds classes, of which each split gets its share.
+  Missing ones are split off from 'train'. `fractions` are shares of 'train' as
+  it is given, by the names of the splits that are to be there. With `stratify`
+  each split gets its share of each class in y [N].
   """
   found = dict(splits)
   total = len(splits['train'].x)

@@ -297,31 +297,25 @@ class SequenceTask(protocol.ConfigTask):
     return self.answers.predict(self._answers(model, inputs))
 
   def logits(self, model, inputs) -> jax.Array:
-    """Returns the logits of classes, with an axis of time where `predict` has.
-
-    Raises:
-      NotImplementedError: the answers are numbers.
-    """
+    """Returns the logits of classes; see `predict` for axes."""
     if isinstance(self.answers, answers_lib.Numbers):
       return super().logits(model, inputs)
     return self._answers(model, inputs)
 
   def model_inputs(self, inputs) -> jax.Array:
     """Returns standardised x, float32 [B, T, F], with zeros for NaN."""
-    if not isinstance(inputs, Mapping):
-      inputs = {'x': inputs}
-    x = inputs['centred' if 'centred' in inputs else 'x']
-    if 'centred' not in inputs and self.shift.any():
+    x, _ = _parts(inputs)
+    is_centred = isinstance(inputs, Mapping) and 'centred' in inputs
+    if not is_centred and self.shift.any():
       _warn_of_digits(x.dtype, self.shift)
       x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
     return self._standardized(x)
 
   def examples(self, inputs, y):
     """Returns x, lengths and y as in `splits`."""
-    if not isinstance(inputs, Mapping):
-      inputs = {'x': inputs}
-    x = inputs['centred' if 'centred' in inputs else 'x']
-    lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
+    x, lengths = _parts(inputs)
+    if lengths is None:
+      lengths = np.full(len(x), x.shape[1], np.int32)
     valid = np.arange(x.shape[1]) < lengths[:, None]
     valid = valid if self.every_step else np.ones(len(x), bool)
     y = self.answers.given(y, valid)
@@ -331,18 +325,13 @@ class SequenceTask(protocol.ConfigTask):
     return {'x': x, 'lengths': lengths, 'y': y}
 
   def distribution(self, model, inputs) -> heads.Distribution:
-    """Returns the distributions of numbers; see `predict` for axes and units.
-
-    Raises:
-      NotImplementedError: the answers are classes.
-    """
+    """Returns distributions of numbers; see `predict` for axes and units."""
     if isinstance(self.answers, answers_lib.Classes):
       return super().distribution(model, inputs)
     return self.answers.distribution(self._answers(model, inputs))
 
   def _answers(self, model, inputs) -> jax.Array:
-    lengths = inputs.get('lengths') if isinstance(inputs, Mapping) else None
-    return model(self.model_inputs(inputs), seq_lengths=lengths)
+    return model(self.model_inputs(inputs), seq_lengths=_parts(inputs)[1])
 
   def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
@@ -358,6 +347,13 @@ class SequenceTask(protocol.ConfigTask):
         jnp.asarray(x), self._mean, self._deviation
     )
     return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
+
+
+def _parts(inputs: Any) -> tuple[Any, Any]:
+  """Returns x, centred if it is there so, and lengths or None."""
+  if not isinstance(inputs, Mapping):
+    return inputs, None
+  return inputs.get('centred', inputs.get('x')), inputs.get('lengths')
 
 
 def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
