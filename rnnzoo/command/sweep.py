@@ -148,7 +148,6 @@ def read_cases(path: str | None) -> dict[str, Case]:
   if path is None:
     return {'': Case([])}
   cases: dict[str, Case] = {}
-  files.check_ends(path)
   lines = text_files.read(path, '--cases').splitlines()
   for number, line in enumerate(lines, 1):
     try:

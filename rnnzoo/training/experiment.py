@@ -146,11 +146,12 @@ def prepare(
   steps_per_epoch = visits.Visits(
       train, task.batch_size, placement
   ).steps_per_epoch
-  num_steps = config.num_epochs * steps_per_epoch
   _check_steps(config, steps_per_epoch)
+  num_steps = config.num_epochs * steps_per_epoch
+  rates = config.optimizer, num_steps, steps_per_epoch
   program = step.Program(
       task,
-      optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
+      optimization.make_optimizer(*rates),
       config.eval_batch_size,
       placement,
       optimization.make_loss_scale(config),
@@ -165,8 +166,7 @@ def prepare(
     prefix += '-changed'
   seeds = processes.from_first(lambda: _fresh_seeds(config, workdir))
   taken = warm_start.take(config, task, seeds if mode == 'train' else ())
-  digests = {str(seed): one.digest for seed, one in taken.items()}
-  data = data._replace(taken=digests)
+  data = data._replace(taken={str(k): one.digest for k, one in taken.items()})
   path = processes.from_first(
       lambda: run_directory.open_or_create(
           config, data, workdir, full_name, prefix, mode
@@ -180,9 +180,7 @@ def prepare(
       task=task,
       placement=placement,
       program=program,
-      schedule=optimization.make_schedule(
-          config.optimizer, num_steps, steps_per_epoch
-      ),
+      schedule=optimization.make_schedule(*rates),
       plateau=plateau,
       steps_per_epoch=steps_per_epoch,
       taken=taken,

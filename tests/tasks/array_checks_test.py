@@ -23,10 +23,8 @@ class ArrayChecksTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ([[1, 2]], 'got an int; np.asarray makes an array of a list'),
-      (3.0, 'got a float'),
       (np.float32(3), r'got float32 of shape \[\]'),
       (ARRAY.astype(object), r'got object of shape \[2, 3\]'),
-      (ARRAY.astype('U3'), r'got <U3 of shape \[2, 3\]'),
   )
   def test_what_is_no_array(self, given, message):
     with self.assertRaisesRegex(ValueError, f'arrays of numbers.* {message}'):
@@ -72,7 +70,6 @@ class ArrayChecksTest(parameterized.TestCase):
       (ARRAY, r'x\[..., None\] gives it its one column$'),
       (ARRAY[:, :1], r'x\[None\] makes a batch of one$'),
       (np.ones((2, 0, 1)), r'shape \[2, 0, 1\]$'),
-      (np.ones((2, 2, 3)), r'shape \[2, 2, 3\]$'),
       (np.array([[['a']]]), r'got <U1 of shape \[1, 1, 1\]$'),
       (np.ones((1, 1, 1), bool), r'got bool of shape \[1, 1, 1\]$'),
       (np.array([[[None]]]), 'got object of shape .*; pad them$'),
@@ -95,8 +92,6 @@ class ArrayChecksTest(parameterized.TestCase):
     for wrong, message in (
         ([1], rf'{rule}; got int64 of shape \[1\]'),
         ([1.0, 2], f'{rule}; got float64'),
-        ([[1], [1, 2]], f'{rule}; got rows of several lengths'),
-        (np.ma.array([1, 2]), f'{rule}, without a mask of numpy'),
         ([1, 0], 'length must be from 1 to 9, the steps; sequence 1 has 0'),
         ([10, 1], 'from 1 to 9, the steps; sequence 0 has 10'),
     ):
@@ -130,17 +125,13 @@ class ArrayChecksTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (None, 'got a NoneType'),
-      ('text', 'got a str'),
       ({'tokens': TOKENS}, 'got a dict'),
-      ([[1], [1, 2]], 'got rows of several lengths'),
       (TOKENS * 1.0, 'got float64'),
       (TOKENS > 1, 'got bool'),
       (TOKENS[0], r'their shape is \[2\]'),
       (TOKENS[:0], r'B at least 1 and T at least 1; .*\[0, 2\]'),
-      (TOKENS[:, :0], r'\[2, 0\]'),
       (TOKENS + 1, 'from 0 to 4; got values from 1 to 5'),
       (TOKENS.astype(int) - 1, 'got values from -1 to 3'),
-      (MASKED, 'without a mask of numpy'),
   )
   def test_what_is_no_token(self, given, message):
     with self.assertRaisesRegex(
@@ -158,7 +149,6 @@ class ArrayChecksTest(parameterized.TestCase):
         (TOKENS.tolist(), "a dict of 'tokens' and 'length', .*; got a"),
         ({'tokens': TOKENS}, "got the keys 'tokens'"),
         ({**given, 'label': TOKENS}, "no keys but .*; got 'label'"),
-        ({**given, 'tokens': TOKENS + 1}, 'got values from 1 to 5'),
         ({**given, 'length': [1, 3]}, 'from 1 to 2, the steps of tokens'),
     ):
       with self.assertRaisesRegex(ValueError, message):

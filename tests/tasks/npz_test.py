@@ -94,13 +94,10 @@ class NpzTest(parameterized.TestCase):
     self.assertEqual(found.x[1, 2, 0], 0.0)
 
   @parameterized.named_parameters(
-      ('nothing', {'x': None}, 'must hold either x .* or steps'),
       ('both', {'steps': X[0]}, 'either x'),
-      ('no_y', {'y': None}, 'must hold y'),
       ('names', {'x': None, 'X': X}, 'must hold .* it holds y, X$'),
       ('labels', {'y': None, 'labels': [0]}, 'hold y.* x, labels$'),
       ('y_surrogate', {'y': ['a', '\udcff']}, 'UTF-8 can hold'),
-      ('text', {'x': np.array(['a'])}, 'x must be real numbers'),
       ('axes', {'x': X[0, 0]}, r'\[N, T, F\] or \[N, T\], .*\[2\]'),
       ('objects', {'x': np.array([X, 1], object)}, 'objects'),
       ('rows', {'y': [0]}, r'strings \[2\] for .* of shape \[1\]'),
@@ -113,18 +110,10 @@ class NpzTest(parameterized.TestCase):
           {'y': np.array([0, 2**63], np.uint64)},
           'y must hold integers below .* 9223372036854775808',
       ),
-      ('y_text', {'y': ['a', 'b']}, 'y must be real', NUMBERS),
       (
           'nan',
           {'x': NAN},
           "x must .*sequence 1, step 2, column 0 is nan .*missing='zero'",
-      ),
-      ('far', {'x': X * 1e300}, 'is inf'),
-      (
-          'y_nan',
-          {'y': [0, np.nan]},
-          r'y must .*; sequence 1, column 0 is nan \(1 such values\)$',
-          NUMBERS,
       ),
       (
           'y_inf_step',
@@ -139,7 +128,6 @@ class NpzTest(parameterized.TestCase):
           NUMBERS_STEP,
       ),
       ('long', {'lengths': [1, 4]}, 'to 3; sequence 1 has 4'),
-      ('lengths', {'lengths': [1]}, r'integers, .*, here \[2\]'),
       ('no_lengths', {'x': None, 'steps': X[0]}, 'steps need lengths'),
       ('sum', {'x': None, 'steps': X[0], 'lengths': [1, 1]}, 'sum to 2'),
   )
