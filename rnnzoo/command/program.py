@@ -221,7 +221,7 @@ def _sample(words: list[str]) -> None:
       (
           'temperature',
           float,
-          'divides logits, 0 for the most likely; as length',
+          "divides logits, 0 for the most likely; the config's by default",
       ),
       ('top_k', int, 'choose from so many of the most likely tokens'),
       ('top_p', float, 'choose from tokens of this probability'),

@@ -143,7 +143,7 @@ def _numbers(given: Any, name: str, axes: tuple[str, ...]) -> np.ndarray:
   try:
     return array_checks.numbers(given, name, (*axes, *ntu_tracks.FRAME))
   except ValueError as error:
-    if np.shape(given)[-3:] != (1, *ntu_tracks.FRAME[1:]):
+    if getattr(given, 'shape', ())[-3:] != (1, *ntu_tracks.FRAME[1:]):
       raise
     raise ValueError(
         f'{error}; the second body of a recording of one is zeros, as by'

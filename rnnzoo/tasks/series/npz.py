@@ -298,19 +298,20 @@ def _answers(
   if is_flat:
     axes = (int(lengths.sum()),)
   kinds, noun = 'iufb', 'real numbers'
+  why = f' for config.data.every_step={form.every_step}'
   if form.kind == 'regression':
     axes = (*axes, 'D')
   else:
     kinds, noun = 'iubUS', 'integers, booleans or strings'
     if y.dtype.kind == 'f':
-      noun += " (numbers to predict need --config.data.kind='regression')"
+      why += " (numbers to predict need --config.data.kind='regression')"
   y = array_checks.numbers(
       y,
       f'{name}: y',
       axes,
       kinds=kinds,
       noun=noun,
-      why=f' for config.data.every_step={form.every_step}',
+      why=why,
       needs_last=form.kind == 'classification',
   )
   if is_flat:
