@@ -27,14 +27,10 @@ from rnnzoo.training import trained as trained_lib
 
 
 class Inputs(NamedTuple):
-  """Inputs of a file.
+  """Inputs of a file."""
 
-  Attributes:
-    arrays: arrays by name.
-    names: names of the sequences; None for their numbers.
-  """
-
-  arrays: dict[str, np.ndarray]
+  arrays: dict[str, np.ndarray]  # Arrays by name.
+  # Names of the sequences; None for their numbers.
   names: list[str] | None = None
 
   def of(self, task: tasks.Task) -> Any:
@@ -46,12 +42,7 @@ class Inputs(NamedTuple):
 
 
 def read(path: pathlib.Path) -> Inputs:
-  """Returns the inputs in a file.
-
-  Raises:
-    OSError: the file cannot be read.
-    ValueError: it is no such file.
-  """
+  """Returns the inputs in a file."""
   if path.suffix.lower() == '.csv':
     try:
       return _read_csv(path)
@@ -137,11 +128,7 @@ def write(
   for, a probability a class. An `.npz` file has the arrays `predictions`,
   `probabilities` and `class_names`.
 
-  Args:
-    path: the file, replaced as a whole; None for the standard output.
-    trained: the model.
-    read_inputs: the result of `read`.
-    proba: whether to write probabilities.
+  `path` is replaced as a whole; None is the standard output.
 
   Raises:
     OSError: the file cannot be written.

@@ -44,40 +44,26 @@ _CONFIDENCE = 0.95
 
 
 class Run(NamedTuple):
-  """A finished run.
+  """A finished run."""
 
-  Attributes:
-    name: the name of its directory.
-    report: the content of report.json.
-    histories: the epochs of each seed.
-  """
-
-  name: str
-  report: dict[str, Any]
-  histories: list[list[dict[str, Any]]]
+  name: str  # The name of its directory.
+  report: dict[str, Any]  # The content of report.json.
+  histories: list[list[dict[str, Any]]]  # The epochs of each seed.
 
 
 class Statistics(NamedTuple):
-  """A metric over the seeds of a run; None if a seed has no finite value.
+  """A metric over the seeds of a run; None if a seed has no finite value."""
 
-  Attributes:
-    num_seeds: the number of seeds.
-    mean: the mean over the seeds.
-    std: the standard deviation of the population, as in report.json.
-    low: the lower end of the 95 % confidence interval of the mean, by Student's
-      t; None for one seed.
-    high: the upper end.
-    least: the smallest value.
-    greatest: the greatest value.
-  """
-
-  num_seeds: int
-  mean: float | None = None
+  num_seeds: int  # The number of seeds.
+  mean: float | None = None  # The mean over the seeds.
+  # The standard deviation of the population, as in report.json.
   std: float | None = None
+  # The lower end of the 95 % confidence interval of the mean, by Student's t;
+  # None for one seed.
   low: float | None = None
-  high: float | None = None
-  least: float | None = None
-  greatest: float | None = None
+  high: float | None = None  # The upper end.
+  least: float | None = None  # The smallest value.
+  greatest: float | None = None  # The greatest value.
 
 
 def compare(directories: Sequence[str], output: str) -> str:
@@ -87,11 +73,6 @@ def compare(directories: Sequence[str], output: str) -> str:
     directories: finished runs, and folders of runs as a sweep leaves them. Runs
       in a folder that are not finished are left out, and named on stderr.
     output: the directory for the files.
-
-  Raises:
-    RunFileError: a run is not finished, or one of its files is damaged, or the
-      runs have different main metrics.
-    OSError: a file cannot be read or written.
   """
   # Files of a sweep or a comparison beside its runs, as a shell's * names them.
   others = [
@@ -148,11 +129,7 @@ def _runs_in(directory: str) -> list[str]:
 
 
 def read(path: pathlib.Path) -> Run:
-  """Returns a finished run.
-
-  Raises:
-    RunFileError: it is not finished, or a file of it is damaged.
-  """
+  """Returns a finished run."""
   file = path / 'report.json'
   if not file.is_file():
     raise files.RunFileError(
@@ -353,9 +330,7 @@ def plot(paths: Sequence[pathlib.Path], runs: Sequence[Run]) -> None:
   band of its 95 % interval where they are two or more; bands far from all means
   are cut. Below are a point a seed, and the mean with its interval.
 
-  Args:
-    paths: files to write, each in the format of its suffix.
-    runs: runs with one main metric.
+  The paths have the formats of their suffixes, and the runs one main metric.
   """
   import matplotlib  # Slow to import.
   from matplotlib import figure as mpl_figure

@@ -8,7 +8,6 @@ import os
 import shlex
 import signal
 import sys
-import types
 
 from absl import app
 import jax
@@ -35,8 +34,7 @@ _WORKDIR_FOUND: list[str] = []
 def main(argv: Sequence[str] | None = None) -> None:
   """Runs the command that the words of the command line name.
 
-  Args:
-    argv: the words after the program's name; None for this process's words.
+  Without words they are this process's, after the program's name.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   processes.set_name('rnnzoo')
@@ -218,28 +216,24 @@ def _sample(words: list[str]) -> None:
   parser.add_argument(
       '--prompt', action='append', help='how a text begins; once for each text'
   )
-  parser.add_argument(
-      '--length', type=int, help="tokens; the config's by default"
-  )
-  parser.add_argument(
-      '--temperature',
-      type=float,
-      help="divides logits, 0 for the most likely; the config's by default",
-  )
-  parser.add_argument(
-      '--top_k', type=int, help='choose from so many of the most likely tokens'
-  )
-  parser.add_argument(
-      '--top_p', type=float, help='choose from tokens of this probability'
-  )
-  parser.add_argument(
-      '--seed', type=int, help="of the random choices; the model's by default"
-  )
-  parsed = parser.parse_args(words)
-  names = 'length', 'temperature', 'top_k', 'top_p'
-  options = {name: getattr(parsed, name) for name in names}
-  prompts = parsed.prompt or ['']
-  command_line.sample(_load(parsed), prompts, parsed.seed, **options)
+  for flag, kind, text in (
+      ('length', int, "tokens; the config's by default"),
+      (
+          'temperature',
+          float,
+          "divides logits, 0 for the most likely; the config's by default",
+      ),
+      ('top_k', int, 'choose from so many of the most likely tokens'),
+      ('top_p', float, 'choose from tokens of this probability'),
+      ('seed', int, "of the random choices; the model's by default"),
+  ):
+    parser.add_argument(f'--{flag}', type=kind, help=text)
+  options = vars(parser.parse_args(words))
+  model = _load(argparse.Namespace(**options))
+  for name in ('run', 'model_seed'):
+    del options[name]
+  prompts, seed = options.pop('prompt') or [''], options.pop('seed')
+  command_line.sample(model, prompts, seed, **options)
 
 
 def _compare(words: list[str]) -> None:
@@ -269,9 +263,9 @@ def _sweep(words: list[str]) -> None:
 
 
 _FUNCTIONS = (_train, _list, _evaluate, _predict, _sample, _compare, _sweep)
-COMMANDS: Mapping[str, Callable[[list[str]], None]] = types.MappingProxyType(
-    {function.__name__.removeprefix('_'): function for function in _FUNCTIONS}
-)
+COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
+    function.__name__.removeprefix('_'): function for function in _FUNCTIONS
+}
 
 _TRAIN_HELP = """usage: rnnzoo train CONFIG [--config.FIELD=VALUE ...] [flags]
 

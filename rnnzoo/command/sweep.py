@@ -16,6 +16,7 @@ import time
 from typing import NamedTuple
 
 from rnnzoo.command import comparison
+from rnnzoo.tasks.text import files as text_files
 from rnnzoo.training import command_line
 from rnnzoo.training import files
 
@@ -30,30 +31,20 @@ _RUNNING: set[subprocess.Popen] = set()
 
 
 class Case(NamedTuple):
-  """Flags that are taken with each combination of the grids.
+  """Flags that are taken with each combination of the grids."""
 
-  Attributes:
-    flags: the flags of the run.
-    config: a name or file; None for the one of the command line.
-  """
-
-  flags: list[str]
+  flags: list[str]  # The flags of the run.
+  # A name or file; None for the one of the command line.
   config: str | None = None
 
 
 def main(words: Sequence[str]) -> list[str]:
   """Trains all combinations and compares them.
 
-  Args:
-    words: the words of the command line after `sweep`.
+  The words are those after `sweep`.
 
   Returns:
     Names of runs that failed, or did not end within the time limit.
-
-  Raises:
-    ValueError: a grid or a file of cases cannot be read.
-    OSError: a file cannot be read or written.
-    RunFileError: a finished run's files are damaged.
   """
   parsed, rest = _parse(words)
   deadline = time.monotonic() + parsed.time_limit
@@ -151,23 +142,13 @@ def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
 def read_cases(path: str | None) -> dict[str, Case]:
   """Returns each case by its name.
 
-  Args:
-    path: a file with a line a case; None for one case without flags. Empty
-      lines and comments that begin with # are passed over.
-
-  Raises:
-    ValueError: a line cannot be read, or a name occurs twice.
-    OSError: the file cannot be read.
+  A line is a case; without a file there is one, which has no flags. Empty lines
+  and comments that begin with # are passed over.
   """
   if path is None:
     return {'': Case([])}
   cases: dict[str, Case] = {}
-  files.check_ends(path)
-  try:
-    # Without the mark that some editors begin a file with.
-    lines = pathlib.Path(path).read_text(encoding='utf-8-sig').splitlines()
-  except UnicodeDecodeError as error:
-    raise ValueError(f'{path} is not UTF-8: {error}') from error
+  lines = text_files.read(path, '--cases').splitlines()
   for number, line in enumerate(lines, 1):
     try:
       words = shlex.split(line, comments=True)
@@ -199,12 +180,7 @@ def combinations(
 ) -> dict[str, Case]:
   """Returns each run by its name.
 
-  Args:
-    grids: fields with values, 'field=value,value' each.
-    cases: cases by name, each taken with all values.
-
-  Raises:
-    ValueError: a grid cannot be read, or there is nothing to vary.
+  A grid is 'field=value,value'; cases are taken with all values.
   """
   axes: dict[str, list[str]] = {}
   for grid in grids:

@@ -4,6 +4,10 @@ To add one, write a file with a subclass of `Task` and name it in `TASKS`; a
 config then chooses it with `config.task`. Tasks in which each example is in one
 of several classes inherit `classification.Classification`.
 
+A field, a file or an array that cannot be used raises a ValueError of one
+sentence, which says what was given and what would work; a file that is missing
+raises a FileNotFoundError. Docstrings of functions name further errors only.
+
 A task of another project needs no change here. Its config calls `register`, or
 its package has an entry point of the group 'rnnzoo.tasks':
 

@@ -6,9 +6,7 @@ and makes the stack with `build`.
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import difflib
 import functools
-import types
 from typing import Any
 
 from absl import logging
@@ -35,56 +33,52 @@ def _is_implementation(value: Any) -> bool:
 # Rules for `config.model`. The greatest sizes are far beyond a device's memory,
 # and still so small that a user gets a sentence, not a process that never
 # returns.
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'layer': fields.text(),
-        'features': fields.integer(1, 2**16),
-        'num_layers': fields.integer(1, 100),
-        'dropout_rate': fields.number(0, 1, below=True),
-        'dropconnect_rate': fields.number(0, 1, below=True),
-        'share_dropout_over_time': fields.flag(),
-        'norm': fields.one_of(('layer', 'batch'), optional=True),
-        'norm_momentum': fields.number(
-            0, 1, above=True, below=True, optional=True
-        ),
-        'residual': fields.flag(),
-        'dense': fields.flag(),
-        'dtype': fields.text(optional=True),
-        'implementation': fields.Rule(
-            'a name, several names to try in turn, or None', _is_implementation
-        ),
-        'options': fields.section(),
-        'last_layer_options': fields.section(),
-    }
-)
+RULES: fields.Rules = {
+    'layer': fields.text(),
+    'features': fields.integer(1, 2**16),
+    'num_layers': fields.integer(1, 100),
+    'dropout_rate': fields.number(0, 1, below=True),
+    'dropconnect_rate': fields.number(0, 1, below=True),
+    'share_dropout_over_time': fields.flag(),
+    'norm': fields.optional(fields.one_of(('layer', 'batch'))),
+    'norm_momentum': fields.optional(
+        fields.number(0, 1, above=True, below=True)
+    ),
+    'residual': fields.flag(),
+    'dense': fields.flag(),
+    'dtype': fields.optional(fields.text()),
+    'implementation': fields.Rule(
+        'a name, several names to try in turn, or None', _is_implementation
+    ),
+    'options': fields.section(),
+    'last_layer_options': fields.section(),
+}
 
-# Arguments that a layer has from `config.model` itself.
-_OF_MODEL = ('dtype', 'features', 'implementation')
-# Arguments that a layer has from the task or sets itself.
-_OF_TASK = ('cell', 'in_features', 'rngs')
+_OF_TASK = 'the task sets it; without it the layer can be built'
+# Arguments that no options may have, and their source.
+_NO_OPTIONS: Mapping[str, str] = {
+    **dict.fromkeys(('cell', 'in_features', 'rngs'), _OF_TASK),
+    **{
+        name: f'config.model.{name} is for all layers'
+        for name in ('dtype', 'features', 'implementation')
+    },
+}
 
 # Values of a layer's *_init options in a config, which holds no functions.
-_INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = (
-    types.MappingProxyType(
-        {
-            'lecun_normal': jax.nn.initializers.lecun_normal(),
-            'normal': jax.nn.initializers.normal(),
-            'orthogonal': jax.nn.initializers.orthogonal(),
-            'xavier_uniform': jax.nn.initializers.xavier_uniform(),
-            'xavier_uniform_fused': initializers.XavierUniformFused(),
-            'zeros': jax.nn.initializers.zeros,
-        }
-    )
-)
+_INITIALIZERS: Mapping[str, jax.nn.initializers.Initializer] = {
+    'lecun_normal': jax.nn.initializers.lecun_normal(),
+    'normal': jax.nn.initializers.normal(),
+    'orthogonal': jax.nn.initializers.orthogonal(),
+    'xavier_uniform': jax.nn.initializers.xavier_uniform(),
+    'xavier_uniform_fused': initializers.XavierUniformFused(),
+    'zeros': jax.nn.initializers.zeros,
+}
 
 
 def check(model: ml_collections.ConfigDict) -> None:
   """Raises ValueError for fields of all layers that cannot be.
 
   A task calls it before it reads data, which takes a while.
-
-  Args:
-    model: `config.model`.
   """
   fields.check(model, RULES, 'config.model')
   find_layer(model.layer)
@@ -117,9 +111,6 @@ def build(
     rngs: the source of parameters.
     stack: function with `rnnzoo.Stack`'s arguments that makes it; None for
       `Stack`, or for `rnnzoo.DenseStack` where `config.model.dense` is set.
-
-  Raises:
-    ValueError: the layer or one of its options does not exist.
   """
   layer = find_layer(model.layer)
   options = _layer_options(model, 'options')
@@ -182,10 +173,6 @@ def build_language_model(
     num_tokens: the number of tokens in the vocabulary.
     rngs: the source of parameters.
     **options: more arguments of `models.LanguageModel`.
-
-  Raises:
-    ValueError: the layer or one of its options does not exist, or a field is
-      set that a language model has no use for.
   """
   unused: dict[str, Any] = {
       'norm': None,
@@ -236,29 +223,19 @@ def _one_sentence(model: ml_collections.ConfigDict) -> Iterator[None]:
 
 
 def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
-  """Returns the layer class of that name.
-
-  Raises:
-    ValueError: no layer has that name; the message says which there are.
-  """
+  """Returns the layer class of that name."""
   if name in rnnzoo.LAYERS:
     return rnnzoo.LAYERS[name]
-  lower = {known.lower(): known for known in rnnzoo.LAYERS}
-  close = difflib.get_close_matches(name.lower(), lower, n=1)
-  hint = f'did you mean {lower[close[0]]!r}? ' if close else ''
+  hint = fields.did_you_mean(name, rnnzoo.LAYERS)
   raise ValueError(
-      f'unknown layer {fields.shorten(name)}: {hint}known layers are'
-      f' {", ".join(rnnzoo.LAYERS)}; a layer of another project needs'
-      ' rnnzoo.register'
+      f'unknown layer {fields.shorten(name)}: {hint and f"{hint} "}known'
+      f' layers are {", ".join(rnnzoo.LAYERS)}; a layer of another project'
+      ' needs rnnzoo.register'
   )
 
 
 def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
-  """Returns the dtype to compute in, None for the parameters' dtype.
-
-  Raises:
-    ValueError: no dtype has that name, or JAX would replace it silently.
-  """
+  """Returns the dtype to compute in, None for the parameters' dtype."""
   if model.dtype is None:
     return None
   try:
@@ -289,17 +266,11 @@ def _layer_options(
     raise ValueError(f'{name} must be a section with fields; got {options!r}')
   arguments = dict(options.items())
   fields.check_numbers(arguments, name)
-  if elsewhere := [key for key in _OF_MODEL if key in arguments]:
-    raise ValueError(
-        f'{name}.{elsewhere[0]} would be ignored; config.model.{elsewhere[0]}'
-        ' is for all layers'
-    )
-  if own := [key for key in _OF_TASK if key in arguments]:
-    raise ValueError(
-        f'{name}.{own[0]} would be ignored: the task sets it; without it the'
-        ' layer can be built'
-    )
   for option, value in arguments.items():
+    if option in _NO_OPTIONS:
+      raise ValueError(
+          f'{name}.{option} would be ignored: {_NO_OPTIONS[option]}'
+      )
     if option.endswith('_init'):
       fields.check(options, {option: fields.one_of(_INITIALIZERS)}, name)
       arguments[option] = _INITIALIZERS[value]

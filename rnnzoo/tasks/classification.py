@@ -8,7 +8,6 @@ Dimensions: N examples of a split, B batch.
 """
 
 from collections.abc import Mapping, Sequence
-import types
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
@@ -30,9 +29,7 @@ METRICS: tuple[protocol.Metric, ...] = (
 
 
 # A rule for `config.model` of tasks that smooth labels.
-RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {'label_smoothing': fields.number(0, 1, below=True)}
-)
+RULES: fields.Rules = {'label_smoothing': fields.number(0, 1, below=True)}
 
 
 class Classification(protocol.Task):
@@ -76,11 +73,8 @@ def labels_of(
     y: names, what `str` makes names of, or, where no name is a number, places.
     class_names: names of the classes.
     shape: the shape that y must have.
-
-  Raises:
-    ValueError: y has another shape, or an unknown class.
   """
-  given = array_inputs.unmasked(y, 'y')
+  given = array_checks.one(y, 'y must be one array')
   if given.shape != shape:
     raise ValueError(
         f'y must have the shape {list(shape)}, a class for each answer; its'
@@ -105,11 +99,8 @@ def evaluation(
 ) -> protocol.Evaluation:
   """Returns cross entropies, hits and predicted classes.
 
-  Args:
-    logits: logits of the examples, [B, classes].
-    labels: the true classes, int [B].
-    smoothing: the share of each label that is given to all classes alike; zero
-      in evaluation.
+  The arguments are logits [B, classes] and labels int [B]. `smoothing` is the
+  share of each label that all classes get alike; zero in evaluation.
   """
   logits = logits.astype(jnp.float32)
   predictions = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -133,10 +124,7 @@ def confusion_metrics(
 ) -> dict[str, Any]:
   """Returns macro precision, recall and F1, and the confusions.
 
-  Args:
-    labels: the true classes [N].
-    predictions: the predicted classes [N].
-    num_classes: number of classes, of which some may occur in neither.
+  Labels and predictions are classes [N]; a class may occur in neither.
 
   Returns:
     Numbers by name; 'confusion_matrix' is a list of rows, one a true class.
@@ -162,9 +150,7 @@ def confusions_report(
 ) -> protocol.Report:
   """Returns the confusions of all seeds together, and their figure.
 
-  Args:
-    results: each seed's results, with `confusion_metrics` in 'test'.
-    class_names: names of classes, one a class.
+  The results of each seed have `confusion_metrics` in 'test'.
   """
   confusions = [result['test']['confusion_matrix'] for result in results]
   matrix = np.sum(confusions, axis=0).tolist()

@@ -6,6 +6,7 @@ values that would fail late, or silently mean something else.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import difflib
 import math
 import os
 import pathlib
@@ -19,23 +20,30 @@ from rnnzoo import settings
 
 
 class Rule(NamedTuple):
-  """The values that a field may hold.
+  """The values that a field may hold."""
 
-  Attributes:
-    text: the rule in words, after 'must be'.
-    allows: whether a value is allowed. Any type of value may be asked for.
-  """
-
-  text: str
+  text: str  # The rule in words, after 'must be'.
+  # Whether a value is allowed. Any type of value may be asked for.
   allows: Callable[[Any], bool]
 
 
-def integer(least: int, most: int = 10**9, *, optional: bool = False) -> Rule:
-  """Returns the rule of an int in [least, most] or, if optional, None."""
+# Rules of the fields of a section, by name.
+Rules = Mapping[str, Rule]
+
+
+def optional(rule: Rule) -> Rule:
+  """Returns the rule of values that a rule allows, or None."""
   return Rule(
-      f'an integer from {least} to {most}' + (' or None' if optional else ''),
-      lambda value: (optional and value is None)
-      or (_is_a(value, int) and least <= value <= most),
+      f'{rule.text} or None',
+      lambda value: value is None or rule.allows(value),
+  )
+
+
+def integer(least: int, most: int = 10**9) -> Rule:
+  """Returns the rule of an int in [least, most]."""
+  return Rule(
+      f'an integer from {least} to {most}',
+      lambda value: _is_a(value, int) and least <= value <= most,
   )
 
 
@@ -50,19 +58,13 @@ def number(
     *,
     above: bool = False,
     below: bool = False,
-    optional: bool = False,
 ) -> Rule:
   """Returns the rule of a number in [least, most], as float32 has it.
 
   A number that float32 rounds to zero, to infinity or onto an excluded bound is
   not allowed, since training would run with that instead.
 
-  Args:
-    least: the lower bound.
-    most: the upper bound.
-    above: whether the lower bound is excluded.
-    below: whether the upper bound is excluded.
-    optional: whether None is allowed as well.
+  `above` and `below` exclude the bounds.
   """
   text = f'a number of at least {least:g}'
   if above:
@@ -71,8 +73,6 @@ def number(
     text += f' and {"below" if below else "at most"} {most:g}'
 
   def allows(value):
-    if value is None:
-      return optional
     # JAX takes an int for an int32 wherever it meets one.
     if not (_is_a(value, float) or (_is_a(value, int) and abs(value) < 2**31)):
       return False
@@ -84,20 +84,15 @@ def number(
         and (rounded < most if below else rounded <= most)
     )
 
-  text += ', finite in float32' + (', or None' if optional else '')
-  return Rule(text, allows)
+  return Rule(f'{text}, finite in float32', allows)
 
 
-def one_of(names: Iterable[str], optional: bool = False) -> Rule:
-  """Returns the rule of a name, or, if it is optional, None."""
+def one_of(names: Iterable[str]) -> Rule:
+  """Returns the rule of a name."""
   known = tuple(names)
-  text = ', '.join(map(repr, known)) + (' or None' if optional else '')
   return Rule(
-      f'one of {text}',
-      lambda value: (
-          value is None if not isinstance(value, str) else value in known
-      )
-      and (optional or value is not None),
+      f'one of {", ".join(map(repr, known))}',
+      lambda value: isinstance(value, str) and value in known,
   )
 
 
@@ -106,12 +101,10 @@ def flag() -> Rule:
   return Rule('True or False', lambda value: isinstance(value, bool))
 
 
-def text(optional: bool = False) -> Rule:
-  """Returns the rule of a string, or, if it is optional, None."""
+def text() -> Rule:
+  """Returns the rule of a string."""
   return Rule(
-      'a string' + (' or None' if optional else ''),
-      lambda value: (optional and value is None)
-      or (isinstance(value, str) and '\0' not in value),
+      'a string', lambda value: isinstance(value, str) and '\0' not in value
   )
 
 
@@ -127,6 +120,21 @@ def pattern() -> Rule:
   return Rule('a regular expression', allows)
 
 
+def pairs(text: str, first: Rule, second: Rule) -> Rule:
+  """Returns the rule of a tuple or list of pairs, none or more."""
+
+  def allows(value):
+    return isinstance(value, list | tuple) and all(
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and first.allows(pair[0])
+        and second.allows(pair[1])
+        for pair in value
+    )
+
+  return Rule(text, allows)
+
+
 def section() -> Rule:
   """Returns the rule of a section, with fields of its own."""
   return Rule(
@@ -135,15 +143,11 @@ def section() -> Rule:
   )
 
 
-def check(
-    given: ml_collections.ConfigDict, rules: Mapping[str, Rule], name: str
-) -> None:
+def check(given: ml_collections.ConfigDict, rules: Rules, name: str) -> None:
   """Raises ValueError unless a section's fields are there and allowed.
 
-  Args:
-    given: the section. Fields without a rule are not looked at.
-    rules: rules by the fields' names.
-    name: the section's name, as 'config.optimizer'.
+  Fields without a rule are not looked at. The section's name is for the
+  message, as 'config.optimizer'.
   """
   if not isinstance(given, ml_collections.ConfigDict):
     raise ValueError(
@@ -164,9 +168,8 @@ def check(
 def check_numbers(value: Any, name: str) -> None:
   """Raises ValueError if a number in a value is not one of float32's.
 
-  Args:
-    value: a number, or numbers in sections, tuples and lists; else ignored.
-    name: the field that holds it.
+  `value` is a number, or numbers in sections, tuples and lists; all else is
+  ignored. `name` is the name of its field.
   """
   if isinstance(value, Mapping | ml_collections.ConfigDict):
     for key, part in value.items():
@@ -181,12 +184,7 @@ def check_numbers(value: Any, name: str) -> None:
 def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns a path with '~' replaced by the home directory.
 
-  Args:
-    path: the path as it was given.
-    name: the field that holds it, as 'config.data.path'; '' for none.
-
-  Raises:
-    ValueError: `path` is no path, or nobody has that home.
+  The name of the field that holds it, as 'config.data.path', is for messages.
   """
   if not isinstance(path, str | os.PathLike) or len(str(path)) >= 4096:
     raise ValueError(
@@ -205,12 +203,7 @@ def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
 def expand_directory(path: str | os.PathLike[str], name: str) -> pathlib.Path:
   """Returns the path of a directory, there or not, as `expand` does.
 
-  Args:
-    path: the path as it was given.
-    name: the field or flag that holds it, as 'config.data.manual_dir'.
-
-  Raises:
-    ValueError: the path, or one above it, is a file; or nobody has that home.
+  Neither it nor a path above it may be a file.
   """
   found = expand(path, name)
   # os.path answers for names that no file system takes, too.
@@ -242,6 +235,14 @@ def check_unread(
           f'{shorten(given[choice])}; it must be {value!r} there, got'
           f' {shorten(given[name])}'
       )
+
+
+def did_you_mean(name: Any, known: Iterable[str], most: int = 1) -> str:
+  """Returns a question with known names that are nearly this one, or ''."""
+  lower = {one.lower(): one for one in known}
+  close = difflib.get_close_matches(str(name).lower(), lower, n=most)
+  names = ' or '.join(repr(lower[one]) for one in close)
+  return f'did you mean {names}?' if close else ''
 
 
 def float32(value: float) -> float:

@@ -27,11 +27,7 @@ def make_figure(
 ):
   """Returns (figure, axes [rows, columns]).
 
-  Args:
-    columns: columns of axes.
-    size: width and height in inches; a title of several lines adds to it.
-    title: the title, with the name of the data set.
-    rows: rows of axes.
+  The size is width and height in inches; a title of several lines adds to it.
   """
   from matplotlib import figure as figures  # Slow to import.
 
@@ -50,11 +46,8 @@ def plot_confusions(
 ) -> None:
   """Draws the confusion matrix, with its counts up to 64 classes.
 
-  Args:
-    path: path of the file.
-    title: the figure's title.
-    matrix: counts [classes, classes], a row for each true class.
-    class_names: the names of the classes; the middle of a long one is left out.
+  The counts [classes, classes] have a row for each true class. Long names lose
+  their middles.
   """
   names = [plain(shorten(name, 40)) for name in class_names]
   counts = np.asarray(matrix)
@@ -97,13 +90,8 @@ def plot_over_length(
 ) -> None:
   """Draws accuracy over the length of test sequences, one line a seed.
 
-  Args:
-    path: path of the file.
-    title: the figure's title.
-    accuracies: accuracies of each seed, by length.
-    seeds: names of the seeds.
-    chance: the accuracy of a model that guesses.
-    trained_to: the greatest length in training.
+  `accuracies` lists all seeds by length; `chance` is the accuracy of a
+  model that guesses, and `trained_to` the greatest length in training.
   """
   figure, ((axis,),) = make_figure(1, (6.0, 4.0), title)
   for index, seed in enumerate(seeds):
@@ -130,12 +118,8 @@ def plot_forecasts(
 ) -> None:
   """Draws forecasts beside what came, one panel a window.
 
-  Args:
-    path: path of the file.
-    title: title of the figure.
-    past: the context of each window, [B, C].
-    ahead: the true steps, [B, H].
-    quantiles: quantiles .05 to .95 of the forecasts, [B, H, 19].
+  The arrays are the context of each window [B, C], the true steps [B, H], and
+  the quantiles .05 to .95 of the forecasts [B, H, 19].
   """
   figure, axes = make_figure(1, (7.0, 2.4 * len(past)), title, len(past))
   before, steps = past.shape[1], np.arange(ahead.shape[1])
@@ -167,10 +151,7 @@ def plot_attention(
 ) -> None:
   """Draws which tokens of the source each token of the target looked at.
 
-  Args:
-    path: path of the file.
-    title: title of the figure.
-    examples: (weights [T, S], S tokens of the source, T of the target).
+  An example is (weights [T, S], S tokens of the source, T of the target).
   """
   longest = max(max(weights.shape) for weights, _, _ in examples)
   side = min(max(3.0, 0.25 * longest + 1.5), 12.0)

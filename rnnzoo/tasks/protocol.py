@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
+from rnnzoo.tasks import backbones
+from rnnzoo.tasks import fields
 
 # Arrays by name. Their leading axes are alike, one entry an example.
 Examples = Mapping[str, jax.Array | np.ndarray]
@@ -277,7 +279,7 @@ class Task(abc.ABC):
     Raises:
       ValueError: the inputs cannot be used.
     """
-    return array_inputs.check(inputs)
+    return array_checks.check(inputs)
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
     """Returns predictions for inputs as they are in `splits`; it is traced.
@@ -290,9 +292,8 @@ class Task(abc.ABC):
       NotImplementedError: the task has no such thing; the message says so.
     """
     if type(self).logits is Task.logits:
-      raise NotImplementedError(
-          f'{self._name()} has no predictions for arrays: it defines no'
-          ' predict(model, inputs)'
+      raise self._lacks(
+          'no predictions for arrays: it defines no predict(model, inputs)'
       )
     return jnp.argmax(self.logits(model, inputs), axis=-1).astype(jnp.int32)
 
@@ -308,9 +309,9 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the answers of the task are no classes.
     """
-    raise NotImplementedError(
-        f'{self._name()} has no probabilities: it defines no logits(model,'
-        ' inputs), as tasks whose answers are classes do'
+    raise self._lacks(
+        'no probabilities: it defines no logits(model, inputs), as tasks whose'
+        ' answers are classes do'
     )
 
   def distribution(self, model: nnx.Module, inputs: Any) -> Any:
@@ -326,10 +327,9 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the answers of the task are no numbers.
     """
-    del model, inputs
-    raise NotImplementedError(
-        f'{self._name()} has no distributions: it defines no'
-        ' distribution(model, inputs), as tasks whose answers are numbers do'
+    raise self._lacks(
+        'no distributions: it defines no distribution(model, inputs), as tasks'
+        ' whose answers are numbers do'
     )
 
   def model_inputs(self, inputs: Any) -> Any:
@@ -350,10 +350,7 @@ class Task(abc.ABC):
       ValueError: y does not fit the inputs.
       NotImplementedError: the task has no such thing; the message says so.
     """
-    raise NotImplementedError(
-        f'{self._name()} has no scores for arrays: it defines no'
-        ' examples(inputs, y)'
-    )
+    raise self._lacks('no scores for arrays: it defines no examples(inputs, y)')
 
   def in_units(self, predictions: Any) -> Any:
     """Returns the result of `predict` in the units of the data, for the user.
@@ -374,9 +371,8 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the task reads no text; the message says so.
     """
-    raise NotImplementedError(
-        f'{self._name()} reads no text to predict from; rnnzoo predict RUN'
-        ' --input=FILE reads arrays'
+    raise self._lacks(
+        'no text to predict from; rnnzoo predict RUN --input=FILE reads arrays'
     )
 
   def sample(
@@ -407,7 +403,7 @@ class Task(abc.ABC):
     Raises:
       NotImplementedError: the task makes no text; the message says so.
     """
-    raise NotImplementedError(f'{self._name()} has nothing to sample')
+    raise self._lacks('nothing to sample')
 
   def sample_many(
       self,
@@ -435,10 +431,42 @@ class Task(abc.ABC):
       NotImplementedError: the task predicts no text; the message says so.
       ValueError: the text has nothing to predict.
     """
-    raise NotImplementedError(f'{self._name()} has no perplexity of a text')
+    raise self._lacks('no perplexity of a text')
 
-  def _name(self) -> str:
-    return f'the task {type(self).__name__}'
+  def _lacks(self, text: str) -> NotImplementedError:
+    return NotImplementedError(f'the task {type(self).__name__} has {text}')
+
+
+class ConfigTask(Task):
+  """A task that `config.data` and layers of `config.model` describe.
+
+  Attributes:
+    rules: rules for `config.data`.
+    model_rules: rules for `config.model`, beside those of all layers.
+  """
+
+  rules: fields.Rules
+  model_rules: fields.Rules = {}
+
+  def _set_up(self, config: ml_collections.ConfigDict) -> None:
+    """Checks a config before data are read, which takes a while; keeps it."""
+    fields.check(config.data, self.rules, 'config.data')
+    backbones.check(config.model)
+    fields.check(config.model, self.model_rules, 'config.model')
+    self._model, self._data = config.model, config.data
+    self.batch_size = config.batch_size
+    if 'label_smoothing' in self.model_rules:
+      self.label_smoothing = config.model.label_smoothing
+
+  @classmethod
+  def restore(cls, config, described):
+    task = cls.__new__(cls)
+    task._set_up(config)
+    task._restore(described)
+    return task
+
+  def _restore(self, described: Mapping[str, Any]) -> None:
+    """Sets what `describe` returned, after `_set_up`."""
 
 
 def all_metrics(task: Task) -> tuple[Metric, ...]:

@@ -21,31 +21,20 @@ PREFIX = 'tfds:'
 
 
 class Examples(NamedTuple):
-  """The examples of a split.
+  """The examples of a split."""
 
-  Attributes:
-    inputs: the inputs as TFDS gives them, images decoded.
-    targets: the targets as TFDS gives them.
-  """
-
-  inputs: list[Any]
-  targets: list[Any]
+  inputs: list[Any]  # The inputs as TFDS gives them, images decoded.
+  targets: list[Any]  # The targets as TFDS gives them.
 
 
 class Set(NamedTuple):
-  """A data set.
+  """A data set."""
 
-  Attributes:
-    splits: 'train', and 'validation' and 'test' where there are such.
-    input: TFDS's feature of the inputs.
-    target: TFDS's feature of the targets.
-    name: the set's name with its version.
-  """
-
+  # 'train', and 'validation' and 'test' where there are such.
   splits: Mapping[str, Examples]
-  input: Any
-  target: Any
-  name: str
+  input: Any  # TFDS's feature of the inputs.
+  target: Any  # TFDS's feature of the targets.
+  name: str  # The set's name with its version.
 
 
 def is_source(source: str) -> bool:
@@ -54,14 +43,7 @@ def is_source(source: str) -> bool:
 
 
 def directory(data_dir: str) -> pathlib.Path:
-  """Returns where TFDS keeps its sets.
-
-  Args:
-    data_dir: `config.data.data_dir`; '' for TFDS's own default.
-
-  Raises:
-    ValueError: the path is a file, or below one, or begins with nobody's home.
-  """
+  """Returns where TFDS keeps its sets."""
   if data_dir:
     return fields.expand_directory(data_dir, 'config.data.data_dir')
   if given := os.environ.get('TFDS_DATA_DIR'):
@@ -72,13 +54,7 @@ def directory(data_dir: str) -> pathlib.Path:
 def read(source: str, data_dir: str) -> Set:
   """Returns the examples of a set that has inputs and targets.
 
-  Args:
-    source: 'tfds:<name>'.
-    data_dir: the folder where TFDS keeps its sets; '' for its own default.
-
-  Raises:
-    ValueError: there is no such set, it cannot be read, or it has no
-      supervised keys or no training split.
+  The source is 'tfds:<name>'.
   """
   # Both are slow to import, and seldom needed.
   import tensorflow_datasets as tfds
@@ -139,13 +115,8 @@ def read_images(
 ) -> list[np.ndarray]:
   """Returns images and labels to train, and images and labels to test.
 
-  Args:
-    name: the set with its version, as 'mnist:3.0.1'; TFDS has prepared a copy.
-    data_dir: the folder where TFDS keeps its sets.
-    shape: an image's shape. Images are uint8 [N, *shape], labels int32 [N].
-
-  Raises:
-    ValueError: the copy is damaged, or cannot be read by index.
+  The name has the version, as 'mnist:3.0.1', and TFDS has prepared a copy.
+  Images are uint8 [N, *shape], labels int32 [N].
   """
   import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
 
@@ -191,11 +162,7 @@ def check_images(
 ) -> None:
   """Raises ValueError unless images are bytes [N, *shape], labels digits [N].
 
-  Args:
-    images: the images.
-    labels: the labels.
-    shape: the shape of one image.
-    source: the place that they are from.
+  The source is the place that they are from.
   """
   found = sorted({*labels.ravel().tolist()}) or [-1]
   if (

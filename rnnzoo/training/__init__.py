@@ -11,8 +11,9 @@ validated; plateau rule, early stopping and the choice of the best parameters
 follow the monitored value; a checkpoint is written if the last one is old
 enough. At the end the best parameters are tested. Several seeds run one after
 another and share all compiled code, or at once, in one compiled call
-(`config.seeds_at_once`). The modules, in the order in which a run meets
-them:
+(`config.seeds_at_once`). Mistakes of a user raise errors as in `rnnzoo.tasks`;
+a damaged file of a run raises a `RunFileError`, which is a ValueError. The
+modules, in the order in which a run meets them:
 
   command_line    flags -> config; a mistake is told in one sentence
   processes       several that train together; how a program ends

@@ -53,12 +53,8 @@ class ForeignError(files.RunFileError):
 class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one seed. Use as a context manager.
 
-  Attributes:
-    directory: the folder of the checkpoints, one subdirectory an epoch.
-
-  Args:
-    directory: the folder of the checkpoints; it need not exist.
-    owner: the entries of their manifests: digests of config and data, the seed.
+  `directory`, which need not exist, has one subdirectory an epoch. `owner` has
+  entries of their manifests: the digests of config and data, and the seed.
   """
 
   def __init__(
@@ -81,14 +77,8 @@ class Checkpoints(contextlib.AbstractContextManager):
   def save(self, epoch: int, state: Any, best: Any, progress: dict) -> None:
     """Writes the checkpoint of `epoch`, and removes the last but one.
 
-    Args:
-      epoch: the number of epochs done.
-      state: pytree of arrays that the next step needs.
-      best: pytree of arrays, the model to be tested.
-      progress: numbers and texts, in a form that JSON can hold.
-
-    Raises:
-      OSError: the checkpoint cannot be written.
+    `state` and `best` are pytrees of arrays, for the next step and for the
+    test; `progress` holds numbers and texts, as JSON can.
     """
     target = self.directory / str(epoch)
     try:
@@ -139,9 +129,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     Later ones, which are damaged, are moved out of the way with a warning.
 
-    Args:
-      state: pytree like the one that was saved, of arrays or their shapes.
-      best: pytree like the saved best parameters, of arrays or their shapes.
+    `state` and `best` are pytrees like the saved ones, of arrays or shapes.
 
     Raises:
       RunFileError: there are checkpoints, but no good one, or one that cannot

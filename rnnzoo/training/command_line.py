@@ -6,7 +6,6 @@ without a trace. `--verbosity=0` logs the trace as well.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import io
@@ -115,10 +114,10 @@ def check_config(name: str) -> None:
   if name in ('', '.'):
     raise ValueError('--config= names no file; `rnnzoo list` names the configs')
   known = pathlib.Path(name).name.removesuffix('.py')
-  close = difflib.get_close_matches(known, config_names(), n=3)
-  hint = f' (did you mean {" or ".join(close)}?)' if close else ''
+  hint = fields.did_you_mean(known, config_names(), 3)
   raise ValueError(
-      f'there is no config file {name}{hint}; `rnnzoo list` names the configs'
+      f'there is no config file {name}{hint and f" ({hint})"}; `rnnzoo list`'
+      ' names the configs'
   )
 
 

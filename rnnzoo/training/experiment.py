@@ -31,7 +31,7 @@ from rnnzoo.training import visits
 from rnnzoo.training import warm_start
 
 # Rules for the fields that training itself reads; tasks check their sections.
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'task': fields.text(),
     'seed': fields.seed(),
     'init_from': fields.text(),
@@ -40,7 +40,7 @@ _RULES: Mapping[str, fields.Rule] = {
     'seeds_at_once': fields.integer(1),
     'num_epochs': fields.integer(1),
     'batch_size': fields.integer(1),
-    'num_devices': fields.integer(1, optional=True),
+    'num_devices': fields.optional(fields.integer(1)),
     'eval_batch_size': fields.integer(1),
     'monitor': fields.text(),
     'checkpoint_every': fields.integer(1),
@@ -50,7 +50,7 @@ _RULES: Mapping[str, fields.Rule] = {
     'optimizer': fields.section(),
     'early_stopping': fields.section(),
 }
-_STOPPING_RULES: Mapping[str, fields.Rule] = {
+_STOPPING_RULES: fields.Rules = {
     'patience': fields.integer(0),
     'min_delta': fields.number(0),
 }
@@ -146,11 +146,12 @@ def prepare(
   steps_per_epoch = visits.Visits(
       train, task.batch_size, placement
   ).steps_per_epoch
-  num_steps = config.num_epochs * steps_per_epoch
   _check_steps(config, steps_per_epoch)
+  num_steps = config.num_epochs * steps_per_epoch
+  rates = config.optimizer, num_steps, steps_per_epoch
   program = step.Program(
       task,
-      optimization.make_optimizer(config.optimizer, num_steps, steps_per_epoch),
+      optimization.make_optimizer(*rates),
       config.eval_batch_size,
       placement,
       optimization.make_loss_scale(config),
@@ -165,8 +166,7 @@ def prepare(
     prefix += '-changed'
   seeds = processes.from_first(lambda: _fresh_seeds(config, workdir))
   taken = warm_start.take(config, task, seeds if mode == 'train' else ())
-  digests = {str(seed): one.digest for seed, one in taken.items()}
-  data = data._replace(taken=digests)
+  data = data._replace(taken={str(k): one.digest for k, one in taken.items()})
   path = processes.from_first(
       lambda: run_directory.open_or_create(
           config, data, workdir, full_name, prefix, mode
@@ -180,9 +180,7 @@ def prepare(
       task=task,
       placement=placement,
       program=program,
-      schedule=optimization.make_schedule(
-          config.optimizer, num_steps, steps_per_epoch
-      ),
+      schedule=optimization.make_schedule(*rates),
       plateau=plateau,
       steps_per_epoch=steps_per_epoch,
       taken=taken,

@@ -33,17 +33,11 @@ _SHORT_CALL, _LONG_CALL = 0.3, 1.5
 
 
 class Piece(NamedTuple):
-  """Some steps of an epoch.
+  """Some steps of an epoch."""
 
-  Attributes:
-    examples: the examples for `Visits.visit`.
-    order: the order that belongs to them.
-    num_steps: the number of steps; gathered batches may be more.
-  """
-
-  examples: Any
-  order: Any
-  num_steps: int
+  examples: Any  # The examples for `Visits.visit`.
+  order: Any  # The order that belongs to them.
+  num_steps: int  # The number of steps; gathered batches may be more.
 
 
 def training_split(experiment: experiments.Experiment) -> Any:
@@ -168,13 +162,8 @@ def run_epoch(
 ) -> step_lib.TrainState:
   """Returns the state an epoch later: one call a piece, or several on a CPU.
 
-  Args:
-    program: the compiled functions.
-    state: the state before; it is donated and cannot be used afterwards.
-    pieces: the examples of the epoch.
-    scale: the factor of the learning rate.
-    key: the key of dropout.
-    on_progress: function that gets, at times, the number of steps done.
+  `state` is donated. `scale` is the factor of the learning rate, `key` the key
+  of dropout; `on_progress` gets, at times, the number of steps done.
   """
   # An epoch may take minutes on a CPU, and another call costs next to nothing.
   # Several processes have to make equal calls, however long a call takes.

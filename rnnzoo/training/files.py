@@ -91,11 +91,7 @@ def signed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_signed(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the content that `signed` got, from a JSON file.
-
-  Raises:
-    RunFileError: the file is damaged.
-  """
+  """Returns the content that `signed` got, from a JSON file."""
   content = read_json(path, dict)
   return check_digest(path, content, content.pop('digest', None))
 
@@ -110,11 +106,7 @@ def check_digest(path: pathlib.Path, content: T, wanted: str | None) -> T:
 
 
 def read_json(path: pathlib.Path, kind: type[T]) -> T:
-  """Returns the content of a JSON file, which is of this kind.
-
-  Raises:
-    RunFileError: the file is damaged.
-  """
+  """Returns the content of a JSON file, which is of this kind."""
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
   except (ValueError, RecursionError) as error:
@@ -144,12 +136,7 @@ def read_csv(
 ) -> list[dict[str, Any]]:
   """Returns the rows that `write_csv` wrote, without the data set.
 
-  Args:
-    path: the file.
-    columns: the type of each column but the first, in order.
-
-  Raises:
-    RunFileError: the file is damaged.
+  `columns` has the type of each column but the first, in order.
   """
   try:
     with path.open(encoding='utf-8', newline='') as file:
@@ -199,13 +186,7 @@ def check_ends(path: str | os.PathLike[str]) -> None:
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 
-  Args:
-    path: the directory.
-    flag: the flag by which it was given.
-
-  Raises:
-    ValueError: the path is a file, or below one, or begins with nobody's home.
-    OSError: the directory cannot be made.
+  `flag` is the flag that named it.
   """
   directory = fields.expand_directory(path, flag)
   try:

@@ -30,23 +30,14 @@ from rnnzoo.training import trained as trained_lib
 
 @dataclasses.dataclass(eq=False)
 class Seed:
-  """One of the seeds that train at once.
+  """One of the seeds that train at once."""
 
-  Attributes:
-    seed: seeds initialisation, shuffling and dropout.
-    run: the state of its training.
-    feed: its training examples.
-    key: the key of dropout.
-    checkpoints: its checkpoints.
-    records: its lines on the terminal and its files.
-  """
-
-  seed: int
-  run: seed_state.SeedState
-  feed: feeds.Feed
-  key: jax.Array
-  checkpoints: checkpointing.Checkpoints
-  records: records_lib.Records
+  seed: int  # Seeds initialisation, shuffling and dropout.
+  run: seed_state.SeedState  # The state of its training.
+  feed: feeds.Feed  # Its training examples.
+  key: jax.Array  # The key of dropout.
+  checkpoints: checkpointing.Checkpoints  # Its checkpoints.
+  records: records_lib.Records  # Its lines on the terminal and its files.
 
 
 def find_active(
@@ -331,5 +322,4 @@ def _record(
       and unsaved_seconds >= config.checkpoint_seconds
   ):
     run.save(one.checkpoints)
-    records.saved()
-  records.epoch_done()
+    records.saved(epoch)

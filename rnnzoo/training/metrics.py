@@ -66,9 +66,6 @@ def of_test(
   """Returns the entries of a split in result.json, the loss last.
 
   They are of all its examples; `Task.measure` gave the measured ones.
-
-  Raises:
-    ValueError: a metric is missing, or there twice.
   """
   values = of_examples(evaluation, protocol.all_metrics(task))
   if values.keys() & measured.keys():

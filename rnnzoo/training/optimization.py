@@ -36,24 +36,18 @@ _MOMENTS: Mapping[
 # Those with a momentum, Nesterov's if it is wanted.
 _WITH_MOMENTUM = ('adam', 'adamw', 'sgd')
 
-RULES: Mapping[str, fields.Rule] = {
+RULES: fields.Rules = {
     'name': fields.one_of(_MOMENTS),
     'learning_rate': fields.number(0, above=True),
     'b1': fields.number(0, 1, below=True),
     'b2': fields.number(0, 1, below=True),
     'weight_decay': fields.number(0),
     'weight_decay_exclude': fields.pattern(),
-    'rate_factors': fields.Rule(
+    'rate_factors': fields.pairs(
         'pairs of a regular expression and a factor of at least 0, as'
         " (('backbone', 0.1),)",
-        lambda pairs: isinstance(pairs, list | tuple)
-        and all(
-            isinstance(pair, list | tuple)
-            and len(pair) == 2
-            and fields.pattern().allows(pair[0])
-            and fields.number(0).allows(pair[1])
-            for pair in pairs
-        ),
+        fields.pattern(),
+        fields.number(0),
     ),
     'clip_norm': fields.number(0),
     'clip_value': fields.number(0),
@@ -103,9 +97,7 @@ def without_effect(
 ) -> Iterator[str]:
   """Yields a sentence for each field of some that does nothing.
 
-  Args:
-    config: `config.optimizer`.
-    changed: names of fields that a user has set, as 'optimizer.b1'.
+  `changed` has the names of fields that a user has set, as 'optimizer.b1'.
   """
   for name in changed:
     group, _, field = name.partition('.')
@@ -122,13 +114,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns the optimiser that `config.optimizer` describes.
 
-  Args:
-    config: `config.optimizer`; `configs/base.py` explains its fields.
-    num_steps: steps of the whole training, for the schedule.
-    steps_per_epoch: steps of an epoch, for the schedule.
-
-  Raises:
-    ValueError: a name is unknown, or a number is out of range.
+  The schedule needs the steps of the whole training, and of an epoch.
   """
   fields.check(config, RULES, 'config.optimizer')
   together = {
@@ -178,11 +164,7 @@ def make_schedule(
 ) -> optax.Schedule:
   """Returns the learning rate as a function of the step.
 
-  Args:
-    config: `config.optimizer` with `learning_rate`, `schedule`, `warmup_steps`,
-      and for 'step' `step_factor` and `step_epochs`.
-    num_steps: steps of the whole training, where a cosine ends at zero.
-    steps_per_epoch: steps of an epoch.
+  A cosine ends at zero after `num_steps`, the steps of the whole training.
   """
   if config.schedule == 'constant':
     after_warmup = optax.constant_schedule(config.learning_rate)
@@ -205,9 +187,8 @@ def make_schedule(
 def decay_mask(exclude: str) -> Callable[[optax.Params], optax.Params]:
   """Returns a function from parameters to a mask, True if one decays.
 
-  Args:
-    exclude: a regular expression, searched for in the path of each parameter,
-      as in "['backbone']['layers'][0]['bias']"; '' excludes none.
+  `exclude` is a regular expression, searched for in the path of each parameter,
+  as in "['backbone']['layers'][0]['bias']"; '' excludes none.
   """
   decays = lambda path, _: not (exclude and re.search(exclude, name_of(path)))
   return lambda params: jax.tree_util.tree_map_with_path(decays, params)
@@ -253,17 +234,8 @@ def make_plateau(
   """Returns the rule that lowers the learning rate on a plateau, or None.
 
   Its state's `scale` multiplies the learning rate. Give it the monitored value
-  once an epoch with `update_plateau`.
-
-  Args:
-    config: `config.optimizer` with `plateau_factor` (1 for none) and
-      `plateau_patience`, how many epochs without improvement are tolerated: the
-      next one lowers the rate, as in torch's ReduceLROnPlateau;
-      `plateau_min_delta`, by how much the monitored value must improve, 0 for a
-      ten-thousandth of it; and `plateau_floor`, the least rate.
-
-  Raises:
-    ValueError: the factor or the patience is out of range.
+  once an epoch with `update_plateau`. The epoch after `plateau_patience` epochs
+  without improvement lowers the rate, as in torch's ReduceLROnPlateau.
   """
   fields.check(config, RULES, 'config.optimizer')
   if fields.float32(config.plateau_factor) == 1.0:
@@ -289,9 +261,6 @@ def make_loss_scale(
   multiplied by a factor, and the gradients are divided by it in float32. A step
   whose gradients are not finite is skipped, and halves the factor. The factor
   doubles after `optimizer.loss_scale_interval` steps that were not skipped.
-
-  Raises:
-    ValueError: `model.dtype` is no dtype.
 
   References:
     Micikevicius et al., Mixed precision training, 2018, section 3.2.

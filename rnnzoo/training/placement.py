@@ -29,15 +29,10 @@ _PIECE_BYTES = 2**26
 
 
 class Placement(NamedTuple):
-  """The devices of a run.
+  """The devices of a run."""
 
-  Attributes:
-    mesh: the devices; None for JAX's default device alone.
-    text: the devices in words.
-  """
-
-  mesh: Mesh | None = None
-  text: str = ''
+  mesh: Mesh | None = None  # The devices; None for JAX's default device alone.
+  text: str = ''  # The devices in words.
 
   @property
   def num_devices(self) -> int:
@@ -70,9 +65,7 @@ class Placement(NamedTuple):
 
     A process reads the rows of its devices only; the host gathers them.
 
-    Args:
-      examples: arrays [N, ...] by name.
-      order: the examples of each batch, int [S, B].
+    Examples are arrays [N, ...] by name; the order is int [S, B].
     """
     if self.mesh is None:
       rows = {name: np.asarray(x[order]) for name, x in examples.items()}
@@ -124,10 +117,6 @@ def choose(
     num_devices: devices over all processes; None for as many as there are and
       the batch can be split over, or one for several seeds at once.
     seeds_at_once: the number of seeds in one call, which has one device.
-
-  Raises:
-    ValueError: there is no such number of devices, or it does not divide the
-      batch.
   """
   devices, processes = jax.devices(), jax.process_count()
   there = len(devices)

@@ -44,16 +44,7 @@ def initialize(
 ) -> None:
   """Connects this process with its peers in a run, if there are any.
 
-  Args:
-    coordinator_address: host and port where process 0 listens.
-    num_processes: the number of processes.
-    process_id: the number of this process.
-    detect: whether JAX finds the three in the environment of a cluster.
-    heartbeat_seconds: a process that is silent for so long has ended.
-
-  Raises:
-    ValueError: the first three do not fit, or JAX finds no cluster.
-    OSError: its peers cannot be reached.
+  The flags in `command_line` explain the arguments; `detect` is --distributed.
   """
   names = '--coordinator_address', '--num_processes', '--process_id'
   given = coordinator_address, num_processes, process_id

@@ -47,21 +47,13 @@ _LISTED = 20
 
 
 class Operator(NamedTuple):
-  """An operator of the compiled program, over all steps of a trace.
+  """An operator of the compiled program, over all steps of a trace."""
 
-  Attributes:
-    name: its HLO instruction or, on a GPU, its kernel.
-    part: the part of the model, one of `PARTS` or 'other'.
-    direction: 'forward' or 'backward'.
-    runs: the number of its runs.
-    microseconds: the sum of its times.
-  """
-
-  name: str
-  part: str
-  direction: str
-  runs: int
-  microseconds: float
+  name: str  # Its HLO instruction or, on a GPU, its kernel.
+  part: str  # The part of the model, one of `PARTS` or 'other'.
+  direction: str  # 'forward' or 'backward'.
+  runs: int  # The number of its runs.
+  microseconds: float  # The sum of its times.
 
 
 def read(
@@ -69,16 +61,12 @@ def read(
 ) -> tuple[list[Operator], float, float]:
   """Returns the operators of a directory's latest trace, the longest first.
 
-  Args:
-    directory: the folder that `jax.profiler.trace` wrote to.
-    program_text: the compiled programs, from `as_text()`, one after the other.
+  The directory is that of `jax.profiler.trace`; the text joins the compiled
+  programs' `as_text()`.
 
   Returns:
     The operators; the microseconds from the start of the first to the end of
     the last; and the microseconds in which no operator ran.
-
-  Raises:
-    ValueError: there is no trace, or no operator in it.
   """
   found = sorted(
       directory.rglob('*.trace.json.gz'), key=lambda path: path.stat().st_mtime
@@ -144,13 +132,6 @@ def profile(experiment: experiments.Experiment) -> str:
 
   The steps are the first ones of the first seed, compiled before. Nothing of
   the run but its directory `profile` is touched.
-
-  Args:
-    experiment: the experiment from `prepare`.
-
-  Raises:
-    ValueError: the profiler wrote no trace, or one without operators.
-    OSError: the trace cannot be written.
   """
   program, config = experiment.program, experiment.config
   keys = jax.random.split(jax.random.key(config.seed), 3)
@@ -195,11 +176,7 @@ def of_decoding(
 ) -> str:
   """Returns a table of the operators that translate lines; writes their trace.
 
-  Args:
-    task: the task of a run.
-    model: its model.
-    directory: the folder for the trace.
-    lines: the lines; None for the sources of the test.
+  Without lines it is those of the test.
 
   Raises:
     NotImplementedError: the task translates nothing.

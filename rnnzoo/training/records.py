@@ -134,21 +134,14 @@ class EpochTimes:
   used so far, empty where the device does not say, as a CPU. Seeds that train
   at once share the times and the memory.
 
-  Args:
-    path: the file; rows of an earlier process are kept.
-    dataset: the name of the data set.
-    done: the number of epochs done; rows of later ones are void.
-    num_examples: examples of an epoch.
-
-  Raises:
-    RunFileError: the file is damaged.
+  Rows of an earlier process are kept, but those after the epochs done.
   """
 
   def __init__(
       self, path: pathlib.Path, dataset: str, done: int, num_examples: int = 0
   ):
     self._path, self._dataset = path, dataset
-    self._num_examples, self._epoch = num_examples, done
+    self._num_examples = num_examples
     # The lesson of each epoch of this process.
     self._lessons: list[int] = []
     self._is_first = False
@@ -174,26 +167,22 @@ class EpochTimes:
     """Returns the seconds since the epoch began."""
     return time.monotonic() - self._start
 
-  def stop(self) -> None:
-    """All of the epoch but its checkpoint is done: writes the file."""
-    self._epoch += 1
-    self._rows.append({})
-    self.extend()
-
-  def extend(self) -> None:
-    """Counts the time of the epoch's checkpoint to the epoch as well."""
+  def write(self, epoch: int) -> None:
+    """Writes the file, once more when the epoch's checkpoint is written."""
     seconds = self._laps.get('training')
     rate = round(self._num_examples / seconds, 1) if seconds else None
     stats = jax.local_devices()[0].memory_stats() or {}
     peak = stats.get('peak_bytes_in_use')
-    self._rows[-1] = {
-        'epoch': self._epoch,
+    self._rows = [row for row in self._rows if row['epoch'] < epoch]
+    row = {
+        'epoch': epoch,
         'seconds': round(self.elapsed(), 6),
         **self._laps,
         'compiled': int(self._is_first),
         'sequences_per_second': rate,
         'peak_memory_mib': None if peak is None else round(peak / 2**20, 1),
     }
+    self._rows.append(row)
     files.write_csv(self._path, self._dataset, self._rows)
 
   def summary(self) -> str:
@@ -227,10 +216,7 @@ class Events(contextlib.AbstractContextManager):
   checkpoint counts as done. tensorboardX's own SummaryWriter, which writes in a
   thread, does not promise this.
 
-  Args:
-    directory: the folder of the event files.
-    dataset: the name of the data set, written as a text.
-    first_epoch: events of an earlier process from this epoch on are void.
+  Events of an earlier process are void from the first epoch on.
   """
 
   def __init__(self, directory: pathlib.Path, dataset: str, first_epoch: int):
@@ -290,13 +276,7 @@ class Samples:
   Its first line names the data set. Each sample follows a line with its epoch
   and how many characters it has.
 
-  Args:
-    path: the file; samples of an earlier process are kept.
-    dataset: the name of the data set.
-    done: the number of epochs done; samples of later ones are void.
-
-  Raises:
-    RunFileError: the file is damaged.
+  Samples of an earlier process are kept, but those after the epochs done.
   """
 
   def __init__(self, path: pathlib.Path, dataset: str, done: int):
@@ -413,19 +393,16 @@ class Records(contextlib.AbstractContextManager):
       self._progress.epoch(row, self._num_epochs, is_best)
       self._events.write(row, epoch_seconds=self._times.elapsed())
       self.write_metrics(history)
-      self._times.stop()
+      self._times.write(len(history))
       return time.monotonic() - self._saved
 
     return processes.from_first(write)
 
-  def saved(self) -> None:
-    """A checkpoint was written."""
+  def saved(self, epoch: int) -> None:
+    """The epoch's checkpoint was written."""
     self._saved = time.monotonic()
-
-  def epoch_done(self) -> None:
-    """The epoch's checkpoint, if it has one, is written."""
     if processes.is_first():
-      self._times.extend()
+      self._times.write(epoch)
 
   def write_metrics(self, history: Sequence[files.Row]) -> None:
     """Writes metrics.csv."""

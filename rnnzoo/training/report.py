@@ -24,12 +24,8 @@ def plot_curves(
 ) -> None:
   """Draws quantities over the epochs, all seeds in one figure.
 
-  Args:
-    path: the PNG file.
-    title: names the experiment and the data set.
-    histories: the epochs of each seed by the seed's name.
-    quantities: numbers of training and validation: 'loss', which gets a
-      logarithmic axis beyond a factor of ten, and others.
+  Histories are of seeds by name. The quantity 'loss' gets a logarithmic axis
+  beyond a factor of ten.
   """
   count = len(quantities)
   size = 5.0 * count, 4.0 + 0.2 * len(histories)
@@ -70,11 +66,7 @@ _IN_RESULTS_ALONE = ('config', 'data', 'history')
 def read_result(
     directory: pathlib.Path, seed: int, dataset: str
 ) -> dict[str, Any]:
-  """Returns the content of result.json of a seed of a run on a data set.
-
-  Raises:
-    RunFileError: the file is damaged, or of another seed, run or data set.
-  """
+  """Returns the content of result.json of a seed of a run on a data set."""
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:

@@ -27,29 +27,20 @@ _OF_COLUMN, _OF_ALL = 1e-4, 1e-7
 
 
 class Data(NamedTuple):
-  """The data that are here.
+  """The data that are here."""
 
-  Attributes:
-    dataset: the name of the data set that was really read.
-    described: the value of `Task.describe` after a round trip by JSON.
-    digest: the SHA-256 of all this and of the arrays.
-    summary: function that returns summaries of arrays by their paths.
-    taken: digests of the weights that seeds begin with, by seed.
-  """
-
-  dataset: str
+  dataset: str  # The name of the data set that was really read.
+  # The value of `Task.describe` after a round trip by JSON.
   described: Mapping[str, Any] | None = None
-  digest: str = ''
+  digest: str = ''  # The SHA-256 of all this and of the arrays.
+  # Function that returns summaries of arrays by their paths.
   summary: Callable[[], Mapping[str, Sequence[str]]] = dict
+  # Digests of the weights that seeds begin with, by seed.
   taken: Mapping[str, str] = types.MappingProxyType({})
 
 
 def of_task(task: tasks.Task) -> Data:
-  """Returns the data of a task.
-
-  Raises:
-    ValueError: JSON cannot hold the task's description, or it is no task.
-  """
+  """Returns the data of a task."""
   if not isinstance(task, tasks.Task):
     raise ValueError(
         'what makes the task must return an rnnzoo.tasks.Task, got'
@@ -86,17 +77,8 @@ def check(
 ) -> None:
   """Raises ValueError if a run was on other data; other bits get a warning.
 
-  Args:
-    there: the data that the run was trained on.
-    here: the data here.
-    whose: begins the message, naming the run.
-    goes_on: whether the run is to be trained on. Else other numbers, too, get a
-      warning.
-    has_own_tests: whether data that are tests alone may be others.
-
-  Raises:
-    ValueError: the task describes them otherwise, or numbers differ by more
-      than rounding; the message says where.
+  `whose` begins the message. A run that does not go on gets a warning of other
+  numbers, too; `has_own_tests` lets data that are tests alone differ.
   """
   text = _described_otherwise(there.described, here.described)
   other = ''

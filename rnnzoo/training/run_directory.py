@@ -18,6 +18,7 @@ import socket
 from typing import Any, TextIO
 
 import flax
+from flax import traverse_util
 import jax
 import ml_collections
 
@@ -96,12 +97,6 @@ def open_or_create(
     name: the name of the experiment.
     prefix: begins a new directory's name; '' for the experiment's name.
     mode: why it is opened, see `check_same`.
-
-  Raises:
-    ValueError: the directory is in use, holds a run with another config or on
-      other data, or that began otherwise, or does not say which run it holds;
-      or its path cannot hold checkpoints.
-    OSError: the directory cannot be made or written to.
   """
   _check_path(fields.expand(workdir or pathlib.Path('runs') / (prefix or name)))
   if workdir:
@@ -284,13 +279,7 @@ def _change_epochs(
   The report goes first, then the results, and the caller writes the config. A
   kill leaves seeds to be tested again from their checkpoints.
 
-  Args:
-    path: the run directory.
-    content: the config.
-    before: the number of epochs so far; None where config.json is lost.
-
-  Raises:
-    ValueError: the seeds have more epochs, or another number changes nothing.
+  `before` is the number of epochs so far; None where config.json is lost.
   """
   seeds, results = sorted(path.glob('seed_*')), {}
   for seed in seeds:
@@ -337,16 +326,8 @@ def check_same(
 ) -> None:
   """Raises ValueError if a run has another config, or another data set.
 
-  Args:
-    path: the run directory.
-    config: the resolved config.
-    dataset: the name of the data set; None not to compare it.
-    mode: why they are compared: 'train', 'evaluate', 'predict' or 'sample'.
-      Fields that only say how models are tested may differ for 'evaluate'.
-
-  Raises:
-    ValueError: config or data set differ; the message says where.
-    RunFileError: a file is damaged.
+  `dataset` is the name of the data set; None is not compared. Fields that only
+  say how models are tested may differ for the mode 'evaluate'.
   """
   stored = flatten(files.read_json(path / 'config.json', dict))
   there = _as_now(stored)
@@ -403,12 +384,7 @@ def check_data(
     goes_on: bool = False,
     has_own_tests: bool = False,
 ) -> None:
-  """Raises an error if a run was on other data; see `run_data.check`.
-
-  Raises:
-    ValueError: the data are others; the message says where.
-    RunFileError: task.json is damaged.
-  """
+  """Raises an error if a run was on other data; see `run_data.check`."""
   described = None
   if 'task.json' in run['files']:
     described = _read_listed(path, run, 'task.json')
@@ -426,12 +402,7 @@ def of_tests(task: str) -> tuple[str, ...]:
 def read(
     path: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, dict[str, Any]]:
-  """Returns the config of a run, and the content of run.json.
-
-  Raises:
-    FileNotFoundError: the directory holds no run.
-    RunFileError: a file, task.json included, is damaged.
-  """
+  """Returns the config of a run, and the content of run.json."""
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
@@ -467,11 +438,7 @@ def _read_listed(
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns a config as config.json holds it.
-
-  Raises:
-    ValueError: JSON cannot hold one of its values.
-  """
+  """Returns a config as config.json holds it."""
   try:
     return json.loads(config.to_json())
   except (TypeError, ValueError, RecursionError) as error:
@@ -481,15 +448,9 @@ def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
     ) from error
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Returns {'a.b': value} for {'a': {'b': value}}."""
-  flat: dict[str, Any] = {}
-  for key, value in tree.items():
-    if isinstance(value, Mapping):
-      flat |= flatten(value, f'{prefix}{key}.')
-    else:
-      flat[prefix + key] = value
-  return flat
+  return traverse_util.flatten_dict(tree, sep='.')
 
 
 def _check_path(path: pathlib.Path) -> None:

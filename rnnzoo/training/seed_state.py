@@ -26,29 +26,19 @@ from rnnzoo.training import step
 
 @dataclasses.dataclass
 class SeedState:
-  """The training of one seed so far; all of it is in a checkpoint.
+  """The training of one seed so far; all of it is in a checkpoint."""
 
-  Attributes:
-    state: the arrays that the next step needs.
-    plateau: the plateau rule's state, or ().
-    best: (params, statistics) of the best epoch so far.
-    best_epoch: the best epoch's number.
-    stopper: the state of early stopping, which also knows the best value.
-    history: rows of numbers, one an epoch.
-    stopped: why training has ended, '' while it goes on.
-    diverged: whether it has ended by a loss that is not finite.
-    num_devices: the number of devices that did the last epoch.
-  """
-
-  state: step.TrainState
-  plateau: optax.OptState
-  best: Any
+  state: step.TrainState  # The arrays that the next step needs.
+  plateau: optax.OptState  # The plateau rule's state, or ().
+  best: Any  # (params, statistics) of the best epoch so far.
+  # The state of early stopping, which also knows the best value.
   stopper: early_stopping.EarlyStopping
-  best_epoch: int = 0
+  best_epoch: int = 0  # The best epoch's number.
+  # Rows of numbers, one an epoch.
   history: list[files.Row] = dataclasses.field(default_factory=list)
-  stopped: str = ''
-  diverged: bool = False
-  num_devices: int = 1
+  stopped: str = ''  # Why training has ended, '' while it goes on.
+  diverged: bool = False  # Whether it has ended by a loss that is not finite.
+  num_devices: int = 1  # The number of devices that did the last epoch.
 
   def save(self, checkpoints: checkpointing.Checkpoints) -> None:
     """Writes the checkpoint of the last epoch."""
@@ -67,11 +57,7 @@ class SeedState:
     }
 
   def restore(self, checkpoints: checkpointing.Checkpoints) -> bool:
-    """Returns whether there was a checkpoint to go on from.
-
-    Raises:
-      RunFileError: the checkpoint is damaged.
-    """
+    """Returns whether there was a checkpoint to go on from."""
     restored = checkpoints.restore((self.state, self.plateau), self.best)
     if restored is None:
       return False
@@ -208,11 +194,10 @@ def begin(
 def make_stopper(
     config: ml_collections.ConfigDict,
 ) -> early_stopping.EarlyStopping:
-  """Returns early stopping that never stops if `config.patience` is 0.
+  """Returns the rule of `config.early_stopping`, of none if patience is 0.
 
-  Args:
-    config: `config.early_stopping` with `patience`, the number of epochs in a
-      row without improvement that ends training, and `min_delta`.
+  Patience is the number of epochs in a row without improvement that ends
+  training.
   """
   # flax's rule stops at the epoch after the tolerated ones.
   patience = config.patience - 1 if config.patience else 2**31

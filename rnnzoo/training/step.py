@@ -34,42 +34,32 @@ _DROPCONNECT = 2**31 - 1
 
 
 class TrainState(NamedTuple):
-  """The state that one step of training passes to the next.
+  """The state that one step of training passes to the next."""
 
-  Attributes:
-    params: the trained parameters.
-    statistics: all else that the model stores: BatchNorm's running averages.
-    optimizer: the optimiser's state.
-    step: int32 [], steps done since the start of training.
-    loss: float32 [], sum of the mean losses of this epoch's steps so far.
-    scores: float32 [] each, a sum like `loss` of each score that is a metric.
-    gradient_norm: float32 [], a sum like `loss` of the whole gradient's norm
-      before anything is done to it, without steps that were skipped.
-    loss_scale: the factor of the loss in float16; None for none.
-    skipped: int32 [], steps that were skipped since the start of training.
-  """
-
-  params: nnx.State
+  params: nnx.State  # The trained parameters.
+  # All else that the model stores: BatchNorm's running averages.
   statistics: nnx.State
-  optimizer: optax.OptState
-  step: jax.Array
+  optimizer: optax.OptState  # The optimiser's state.
+  step: jax.Array  # int32 [], steps done since the start of training.
+  # float32 [], sum of the mean losses of this epoch's steps so far.
   loss: jax.Array
+  # float32 [] each, a sum like `loss` of each score that is a metric.
   scores: dict[str, jax.Array]
+  # float32 [], a sum like `loss` of the whole gradient's norm before anything
+  # is done to it, without steps that were skipped.
   gradient_norm: jax.Array
+  # The factor of the loss in float16; None for none.
   loss_scale: dynamic_scale.DynamicScale | None
+  # int32 [], steps that were skipped since the start of training.
   skipped: jax.Array
 
 
 class Loaded(NamedTuple):
-  """A split whose batches are gathered already, or on the host.
+  """A split whose batches are gathered already, or on the host."""
 
-  Attributes:
-    pieces: function that returns arrays [K, B, ...] by name, K at a time.
-    size: the number of examples, N; results of later examples are cut off.
-  """
-
+  # Function that returns arrays [K, B, ...] by name, K at a time.
   pieces: Callable[[], Iterable[Mapping[str, jax.Array]]]
-  size: int
+  size: int  # The number of examples, N; results of later examples are cut off.
 
 
 class Program:
@@ -97,10 +87,6 @@ class Program:
       training step drops.
     rate_factors: `config.optimizer.rate_factors`; parameters of factor 0 are
       frozen, all others are the optimizer's matter.
-
-  Raises:
-    ValueError: the task cannot build its model, the model has no matrix of
-      which a share is to be dropped, or a rate factor is of no parameter.
   """
 
   def __init__(
@@ -196,11 +182,8 @@ class Program:
   ) -> protocol.Evaluation:
     """Returns the results of all examples of a split, numpy arrays [N, ...].
 
-    Args:
-      params: the parameters.
-      statistics: all else that the model stores.
-      split: a result of `load`, or examples.
-      predict: whether predictions are wanted, a list for buckets; else None.
+    The split is a result of `load`, or examples. Predictions, a list for
+    buckets, are None unless wanted.
     """
     axis, order = self._axis, None
     if isinstance(split, Mapping):

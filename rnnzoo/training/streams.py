@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rnnzoo import checks
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 
 
@@ -56,7 +56,7 @@ class Stream:
     Raises:
       ValueError: the task cannot use this step, or B has changed.
     """
-    x = array_inputs.unmasked(x, 'x')
+    x = array_checks.one(x, 'x must be one array')
     if not x.ndim:
       raise ValueError(
           'x must be one step of several sequences, [B, ...], got'
@@ -92,7 +92,9 @@ class Stream:
       self._carry = self._reset = None
       return
     count = np.size(rows) if self._carry is None else self._count()
-    rows = checks.flags(array_inputs.unmasked(rows, 'rows'), (count,), 'rows')
+    rows = checks.flags(
+        array_checks.one(rows, 'rows must be bool [B]'), (count,), 'rows'
+    )
     if self._carry is not None:
       self._reset = rows if self._reset is None else self._reset | rows
 

@@ -1,5 +1,6 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
@@ -8,7 +9,6 @@ import inspect
 import numbers
 import os
 import pathlib
-import types
 from typing import Any
 import warnings
 
@@ -206,7 +206,7 @@ class Trained:
 
     def step(carry, reset, x):
       name, inputs = _METHODS[answers], self._checked(x)
-      carry, raw = self._compiled_step(name, state, carry, reset, inputs)
+      carry, raw = self._compiled(name, state, inputs, (carry, reset))
       return carry, self._finished(answers, raw)
 
     return streams.Stream(step)
@@ -411,46 +411,40 @@ class Trained:
     return jax.tree.map(lambda *part: np.concatenate(part), *parts)
 
   @functools.cached_property
-  def _compiled(self):
+  def _compiled(self) -> Any:
+    """Compiled (method of the task, state, inputs, memory) -> its answers.
+
+    The memory, of (carry, reset), makes a step of time of the inputs: then the
+    carry after it comes before the answers.
+    """
     graphdef = nnx.graphdef(self.model)
 
     @promotion.of_dtypes
     @promotion.of_ranks
     @functools.partial(jax.jit, static_argnums=0)
-    def run(name, state, inputs):
-      found = getattr(self.task, name)(nnx.merge(graphdef, state), inputs)
+    def run(name, state, inputs, memory=None):
+      model: Any = nnx.merge(graphdef, state)
+      if memory is not None:
+        model = streams.Stepping(model, *memory)
+      found = getattr(self.task, name)(model, inputs)
       if isinstance(found, protocol.Evaluation):
         found = found._replace(scores=dict(found.scores))
-      return found
-
-    return run
-
-  @functools.cached_property
-  def _compiled_step(self):
-    graphdef = nnx.graphdef(self.model)
-
-    @promotion.of_dtypes
-    @promotion.of_ranks
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(name, state, carry, reset, inputs):
-      model = streams.Stepping(nnx.merge(graphdef, state), carry, reset)
-      answer = getattr(self.task, name)(model, inputs)
+      if memory is None:
+        return found
       if self.task.every_step:
-        answer = jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, answer)
-      return model.carry, answer
+        found = jax.tree.map(lambda x: x[:, 0] if x.ndim > 1 else x, found)
+      return model.carry, found
 
     return run
 
 
 # Methods of `Trained`, and the methods of a task that they call.
-_METHODS = types.MappingProxyType(
-    {
-        'predict': 'predict',
-        'predict_distribution': 'distribution',
-        'predict_logits': 'logits',
-        'predict_proba': 'logits',
-    }
-)
+_METHODS: Mapping[str, str] = {
+    'predict': 'predict',
+    'predict_distribution': 'distribution',
+    'predict_logits': 'logits',
+    'predict_proba': 'logits',
+}
 
 
 def _text(text: Any, name: str) -> str:
@@ -523,20 +517,15 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   return Trained(restore_best(task, path, int(seed)), config, int(seed), task)
 
 
-class _Splits(Mapping):
+class _Splits(collections.UserDict):
   """The splits of a restored task, read when they are first asked for."""
 
   def __init__(self, read: Callable[[], Mapping[str, protocol.Split]]):
-    self._read = functools.cache(read)
+    self._read = read
 
-  def __getitem__(self, name: str) -> protocol.Split:
-    return self._read()[name]
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._read())
-
-  def __len__(self) -> int:
-    return len(self._read())
+  @functools.cached_property
+  def data(self) -> Mapping[str, protocol.Split]:  # type: ignore[override]
+    return self._read()
 
 
 @promotion.of_dtypes
@@ -546,9 +535,7 @@ def evaluate(
 ) -> str:
   """Tests the best model of each seed once more; returns the last line.
 
-  Args:
-    experiment: the result of `prepare`, with the data set.
-    seed: the only seed that is tested; None for all.
+  `seed` is the only seed that is tested; None for all.
 
   Raises:
     FileNotFoundError: a seed has no checkpoint.

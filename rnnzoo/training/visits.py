@@ -25,41 +25,30 @@ T = TypeVar('T')
 
 
 class BucketOrder(NamedTuple):
-  """The order of an epoch over buckets.
+  """The order of an epoch over buckets."""
 
-  Attributes:
-    bucket: the bucket of each step's batch, int32 [S].
-    place: the index of the batch in its bucket, int32 [S].
-    orders: int32 [S of the bucket, B] of each bucket, which examples its
-      batches have; None where the buckets are arrays [S of the bucket, B, ...].
-  """
-
-  bucket: Any
-  place: Any
+  bucket: Any  # The bucket of each step's batch, int32 [S].
+  place: Any  # The index of the batch in its bucket, int32 [S].
+  # int32 [S of the bucket, B] of each bucket, which examples its batches have;
+  # None where the buckets are arrays [S of the bucket, B, ...].
   orders: tuple[Any, ...]
 
 
 class PieceOrder(NamedTuple):
-  """The order of a piece of an epoch, whose batches are arrays [K, B, ...].
+  """The order of a piece of an epoch, whose batches are arrays [K, B, ...]."""
 
-  Attributes:
-    first: int32 [], the steps of the epoch before the piece.
-    order: the order of buckets in the K steps of the piece; None for arrays.
-  """
-
+  # int32 [], the steps of the epoch before the piece.
   first: jax.typing.ArrayLike
+  # The order of buckets in the K steps of the piece; None for arrays.
   order: BucketOrder | None
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-  """The examples of a generator in an epoch: a constant for the compiler.
+  """The examples of a generator in an epoch: a constant for the compiler."""
 
-  Attributes:
-    index: the lesson's index, or the number of lessons in epochs after all.
-  """
-
+  # The lesson's index, or the number of lessons in epochs after all.
   index: int
 
 

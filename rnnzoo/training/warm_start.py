@@ -22,28 +22,18 @@ from rnnzoo.training import step
 
 
 class Taken(NamedTuple):
-  """The weights that a seed takes.
+  """The weights that a seed takes."""
 
-  Attributes:
-    arrays: parameters and running averages by path, as the trained run has
-      them.
-    digest: the SHA-256 of these.
-    text: a line on what was taken and what was not.
-  """
-
+  # Parameters and running averages by path, as the trained run has them.
   arrays: Mapping[str, np.ndarray]
-  digest: str
-  text: str
+  digest: str  # The SHA-256 of these.
+  text: str  # A line on what was taken and what was not.
 
 
 def take(
     config: ml_collections.ConfigDict, task: protocol.Task, seeds: Sequence[int]
 ) -> dict[int, Taken]:
-  """Returns what each of some seeds takes of `config.init_from`, if anything.
-
-  Raises:
-    ValueError: there is no such run, its files are damaged, or nothing fits.
-  """
+  """Returns the weights that each seed takes of `config.init_from`, if any."""
   if not (config.init_from and seeds):
     return {}
   path = fields.expand(config.init_from, 'config.init_from')

@@ -44,11 +44,8 @@ class ImageInputsTest(parameterized.TestCase):
       (PIXELS[0].reshape(20, 1), r'\[20, 1\]; inputs\[None\] makes a batch'),
       (PIXELS[..., None], r'\[3, 4, 5, 1\]; inputs\[..., 0\]'),
       (PIXELS.reshape(3, 20), r'\[3, 20\]; inputs.reshape\(-1, 4, 5\)'),
-      (PIXELS[:, :3], r'shape \[3, 3, 5\]$'),
       (PIXELS[:0], r'shape \[0, 4, 5\]$'),
-      (np.ma.array(PIXELS), 'without a mask of numpy'),
       ({'inputs': PIXELS}, 'in one array; got dict'),
-      (PIXELS.tolist(), 'np.asarray makes an array of a list'),
   )
   def test_what_is_refused(self, given, message):
     with self.assertRaisesRegex(ValueError, message):

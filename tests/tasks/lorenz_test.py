@@ -68,7 +68,7 @@ class LorenzTest(absltest.TestCase):
     task = load()
     restored = task.restore(base_lorenz.get_config(), task.describe())
     for one in (task, restored):
-      with self.assertRaisesRegex(ValueError, 'column 0 is nan$'):
+      with self.assertRaisesRegex(ValueError, r'column 0 is nan \(12 '):
         one.check_inputs(np.full((1, 4, 3), np.nan))
 
   def test_labels_that_are_smoothed_are_refused_before_the_data(self):

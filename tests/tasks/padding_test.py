@@ -6,7 +6,7 @@ from unittest import mock
 from absl.testing import absltest
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import uea
 from rnnzoo.tasks.text import files as text_files
@@ -23,16 +23,16 @@ class PaddingTest(absltest.TestCase):
         r' 7, from 0\), would have 800,000,000,000 bytes, of which 0.00% hold'
         ' data; half of the sequences have at most 1 steps; cut it$',
     ):
-      array_inputs.check_padding(lengths, 8, 'cut it')
+      array_checks.check_padding(lengths, 8, 'cut it')
 
   def test_bounds(self):
-    with mock.patch.object(array_inputs, '_MANY_BYTES', 80):
-      array_inputs.check_padding(
+    with mock.patch.object(array_checks, '_MANY_BYTES', 80):
+      array_checks.check_padding(
           [10, *[0] * 7], 1, ''
       )  # 80 bytes are not too many.
-      array_inputs.check_padding([10, *[0] * 9], 1, '')  # A tenth is data.
+      array_checks.check_padding([10, *[0] * 9], 1, '')  # A tenth is data.
       with self.assertRaises(ValueError):
-        array_inputs.check_padding([10, *[0] * 10], 1, '')
+        array_checks.check_padding([10, *[0] * 10], 1, '')
 
   def test_tasks(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
@@ -44,7 +44,7 @@ class PaddingTest(absltest.TestCase):
     cases = [np.ones((2, n)) for n in lengths], np.arange(31) % 2
     pairs = [[[5] * (n - 1) for n in lengths], [[5]] * 31]
     with (
-        mock.patch.object(array_inputs, '_MANY_BYTES', 4 * 31 * 90 - 1),
+        mock.patch.object(array_checks, '_MANY_BYTES', 4 * 31 * 90 - 1),
         mock.patch.object(uea, '_load', return_value=cases),
     ):
       for read, name in (

@@ -257,10 +257,10 @@ class InputsTest(parameterized.TestCase):
       )
     for wrong, message in (
         (self.recordings[0][:, :1], r'\[9, 1, 25, 3\]; the second body'),
-        (self.recordings[0][0], r'recording 0 is \[2, 25, 3\]'),
+        (self.recordings[0][0], r'recording 0 must .* \[2, 25, 3\]$'),
         (self.recordings[0] * np.nan, 'recording 0 must be .* has x=nan'),
         (self.recordings[0] * 1e4, 'within 1000; frame 0, body 0, joint 0'),
-        (self.recordings[0].astype(str), 'must hold real numbers'),
+        (self.recordings[0].astype(str), 'must be real numbers'),
         (
             np.pad(self.recordings[0], ((2, 0), *[(0, 0)] * 3)),
             'frame 0 of .*nob',
@@ -295,32 +295,23 @@ class InputsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('length', np.array([9, 999, 4]), 'from 1 to 9.*recording 1 has 999'),
-      ('length', np.array([9, 7, 0]), 'recording 2 has 0'),
       ('length', np.array([9, 9, 4]), 'frame 7 of recording 1,.* shows nobody'),
-      ('length', np.array([9, 7]), r'here \[3\]; got int64 of shape \[2\]'),
-      ('offsets', np.zeros((3, 5, 7)), r'\[3, S, 4\].*shape \[3, 5, 7\]; with'),
-      ('offsets', np.ones((3, 1, 4)), 'below 1, .*; got 1;'),
-      ('offsets', np.full((3, 1, 4), 1 - 1e-12), 'below 1, .*; got 0.9999'),
-      ('offsets', np.full((3, 1, 4), np.nan), 'got nan;'),
+      ('offsets', np.zeros((3, 5, 7)), r'\[3, S, 4\].*shape \[3, 5, 7\]$'),
+      ('offsets', np.ones((3, 1, 4)), 'below 1; got 1;'),
+      ('offsets', np.full((3, 1, 4), 1 - 1e-12), 'below 1; got 0.9999'),
       ('frames', np.zeros((3, 9, 1, 25, 3)), r'1, 25, 3\]; the second body'),
-      ('frames', np.zeros((9, 2, 25, 3)), r'frames\[None\] makes a batch'),
-      ('frames', np.zeros((3, 9, 150)), r'the shape is \[3, 9, 150\]$'),
-      ('frames', np.zeros((3, 0, 2, 25, 3)), 'with none of them 0'),
       ('frames', np.full((3, 9, 2, 25, 3), np.nan), '0, frame 0, .* x=nan'),
-      ('frames', np.ones((3, 9, 2, 25, 3), bool), 'real numbers; got bool'),
+      ('frames', np.ones((3, 9, 2, 25, 3), bool), 'real numbers .*; got bool'),
       ('frames', np.zeros((3, 9, 2, 25, 3)), 'frame 0 of recording 0.*nobody'),
       ('frame', np.zeros(3), "no keys but .* got 'frame'"),
-      ('frames', [[1]], 'np.asarray makes an array'),
   )
   def test_what_is_refused(self, name, value, message):
     with self.assertRaisesRegex(ValueError, message):
       skeleton_inputs.check(self.inputs() | {name: value}, self.data)
 
   def test_names(self):
-    inputs = self.inputs()
-    for given in (inputs['frames'], {'frames': inputs['frames']}):
-      with self.assertRaisesRegex(ValueError, "dict of 'frames' and 'length'"):
-        skeleton_inputs.check(given, self.data)
+    with self.assertRaisesRegex(ValueError, "dict of 'frames' and 'length'"):
+      skeleton_inputs.check({'frames': self.inputs()['frames']}, self.data)
 
   def test_origins(self):
     for given, centre, frame in (

@@ -76,6 +76,10 @@ class TextFilesTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, f'{path}.*{message}'):
         read(path)
 
+  def test_a_device_is_no_file(self):
+    with self.assertRaisesRegex(FileNotFoundError, "a: there is no file '/dev"):
+      text_files.read('/dev/zero', 'a')
+
   def test_a_packed_text_is_read_up_to_a_bound(self):
     self.path.write_bytes(gzip.compress(bytes(2**26), 1))
     self.enter_context(mock.patch.object(text_files, '_MOST_BYTES', 2**22))

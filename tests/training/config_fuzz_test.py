@@ -79,7 +79,7 @@ SET_ELSEWHERE += ('rngs',)
 # Fields whose accepted values say where to look for data.
 PATHS = ('data.data_dir', 'data.manual_dir')
 
-_load_digits = functools.cache(mnist._load_digits)
+_load_digits = functools.cache(mnist.load_digits)
 
 
 def base() -> ml_collections.ConfigDict:
@@ -120,7 +120,7 @@ class FuzzTestCase(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.enter_context(mock.patch.object(mnist, '_load_digits', _load_digits))
+    self.enter_context(mock.patch.object(mnist, 'load_digits', _load_digits))
     # Nothing is written, and nothing is compiled.
     self.enter_context(
         mock.patch.object(run_directory, 'open_or_create', return_value=None)

@@ -195,7 +195,9 @@ class RunTest(absltest.TestCase):
     (self.directory / 'mine.npz').unlink()
     loaded = training.load(self.run_path)
     np.testing.assert_array_equal(loaded.predict(x), expected)
-    with self.assertRaisesRegex(ValueError, 'x must have 2 columns'):
+    with self.assertRaisesRegex(
+        ValueError, r'x must be real numbers \[B, T, 2\]'
+    ):
       loaded.predict({**x, 'x': x['x'][..., :1]})
     with self.assertRaisesRegex(FileNotFoundError, 'mine.npz'):
       len(loaded.task.splits)

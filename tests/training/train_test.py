@@ -352,13 +352,12 @@ class ErrorsTest(absltest.TestCase):
         (('--config=configs/none.py',), 'no config file configs/none.py'),
         (('--config=',), '--config= names no file'),
         ((given, '--profile', '--mode=evaluate'), 'no effect with --mode=eval'),
-        ((given, '--profile', '--mode=predict'), 'no effect with --mode=pred'),
         (('--config=/dev/zero',), f'^train.py: {device}'),
         (('--flagfile', '/dev/zero'), device),
         ((given, '--mode=sample', '--length=x'), "--length=x: .*'x'"),
         (('--config.num_epochs=3', given), 'before a value for --config'),
     ]
-    self.assertLen(runs, 30)
+    self.assertLen(runs, 29)
     self.check_all(runs)
 
 

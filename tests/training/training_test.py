@@ -774,16 +774,19 @@ class EpochTimesTest(absltest.TestCase):
           time.monotonic.return_value += seconds / 4
           times.lap(name)
         time.monotonic.return_value = seconds
-        times.stop()
+        self.epoch += 1
+        times.write(self.epoch)
 
   def test_resumed(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
     times, self.lessons = records.EpochTimes(path, 'a, b', done=0), set()
+    self.epoch = 0
     self.run_epochs(times, (9.0, 0))
     self.assertEqual(times.summary(), '')
     self.run_epochs(times, (2.0, 0), (2.0, 0))
     # Epoch 3 was done, but is in no checkpoint.
     times = records.EpochTimes(path, 'a, b', done=2, num_examples=8)
+    self.epoch = 2
     self.lessons = set()
     self.run_epochs(times, (4.0, 0), (4.0, 0))
     self.assertEqual(
@@ -804,6 +807,7 @@ class EpochTimesTest(absltest.TestCase):
   def test_each_lesson_is_compiled(self):
     path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
     times = records.EpochTimes(path, 'a', done=0, num_examples=8)
+    self.epoch = 0
     self.lessons = set()
     self.run_epochs(times, (9.0, 0), (2.0, 0), (9.0, 1), (6.0, 1))
     rows = [line.split(',') for line in path.read_text().splitlines()]

@@ -14,14 +14,13 @@ References:
 """
 
 from collections.abc import Mapping
-import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.images import cifar_files
 from rnnzoo.tasks.images import smnist
@@ -37,15 +36,13 @@ class SequentialCifar(smnist.SequentialImages):
   evaluation an image's noise never changes.
   """
 
-  rules = types.MappingProxyType(
-      {
-          **smnist.DATA_RULES,
-          'source': fields.one_of(cifar_files.SOURCES),
-          'sequence': fields.one_of(SEQUENCES),
-          'num_steps': fields.integer(1, 10**6),
-          'noise_seed': fields.seed(),
-      }
-  )
+  rules: fields.Rules = {
+      **smnist.DATA_RULES,
+      'source': fields.one_of(cifar_files.SOURCES),
+      'sequence': fields.one_of(SEQUENCES),
+      'num_steps': fields.integer(1, 10**6),
+      'noise_seed': fields.seed(),
+  }
   shapes = cifar_files.SHAPES
 
   def _load(self):
@@ -85,42 +82,24 @@ class SequentialCifar(smnist.SequentialImages):
         itself, or sequences [B, T, in] as in `splits`. Or a dict of 'inputs',
         which are these, and 'index' int [B], by which an image gets its noise.
         Only config.data.sequence='noise_padded' needs the index.
-
-    Raises:
-      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     takes_noise = self._data.sequence == 'noise_padded'
     if takes_noise or isinstance(inputs, Mapping):
       names = ('inputs', 'index') if takes_noise else ('inputs',)
-      array_inputs.check(inputs, names)
-    pixels, index = inputs, None
-    if isinstance(inputs, Mapping):
-      for name in inputs:
-        if name not in ('inputs', 'index', 'label'):
-          raise ValueError(
-              f"inputs must have no keys but 'inputs' and 'index'; got {name!r}"
-          )
-      pixels, index = inputs['inputs'], inputs.get('index')
-    pixels = super().check_inputs(pixels)
-    if not takes_noise:
-      return {'inputs': pixels}
-    if np.ma.isMaskedArray(index):
-      raise ValueError(
-          'index must be integers, got a masked array; np.ma.getdata(index)'
-          ' takes the mask away'
+      array_checks.check(inputs, names)
+    given = array_checks.by_name(inputs, ('inputs', 'index', 'label'))
+    found = {'inputs': super().check_inputs(given['inputs'])}
+    if takes_noise:
+      found['index'] = array_checks.integers(
+          given['index'],
+          'index',
+          len(found['inputs']),
+          2**31 - 1,
+          least=0,
+          of=', by which an image gets its noise',
+          row='image',
       )
-    index = np.asarray(index)
-    if index.dtype.kind not in 'iu' or index.shape != (len(pixels),):
-      raise ValueError(
-          f'index must be integers [B], here [{len(pixels)}], by which an image'
-          f' gets its noise; got {index.dtype} of shape {list(index.shape)}'
-      )
-    if index.min() < 0 or index.max() >= 2**31:
-      raise ValueError(
-          f'index must be integers from 0, below 2^31; got {index.min()} to'
-          f' {index.max()}'
-      )
-    return {'inputs': pixels, 'index': index.astype(np.int32)}
+    return found
 
   def _completed(self, x, inputs, rngs):
     if self._data.sequence != 'noise_padded':
@@ -140,9 +119,7 @@ class SequentialCifar(smnist.SequentialImages):
 def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
 
-  Args:
-    name: a name in `smnist.SCALINGS`.
-    images: the training split, from 0 to 1, [N, height, width, channels].
+  Images, of the training split, are from 0 to 1, [N, height, width, channels].
   """
   channels = np.split(images, images.shape[-1], axis=-1)
   pairs = [smnist.scaling(name, channel) for channel in channels]

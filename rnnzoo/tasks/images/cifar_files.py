@@ -53,19 +53,11 @@ def load(
 ) -> mnist.Images:
   """Returns CIFAR-10, or scikit-learn's digits where the config allows them.
 
-  Args:
-    data: `config.data` with `source`, `manual_dir` and `data_dir`.
-    checksum: the archive's MD5 sum.
+  The data are `config.data`, and the checksum is the archive's MD5 sum.
 
   Returns:
     Images uint8 [N, height, width, channels], with 3 channels for CIFAR-10 and
     one for digits.
-
-  Raises:
-    FileNotFoundError: `manual_dir` has no archive, or `source` is 'cifar10' and
-      there is none to be had.
-    ValueError: the archive or the prepared copy is damaged, a directory is a
-      file, or one is named that is not read.
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
@@ -94,16 +86,7 @@ def load(
 def read_archive(
     path: str | os.PathLike[str], checksum: str = CHECKSUM
 ) -> mnist.Images:
-  """Returns CIFAR-10 from its archive, which stays as it is.
-
-  Args:
-    path: path of `cifar-10-binary.tar.gz`.
-    checksum: its MD5 sum.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: its checksum is wrong, or it does not hold CIFAR-10.
-  """
+  """Returns CIFAR-10 from its archive, which stays as it is."""
   path = pathlib.Path(path)
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist; it is at {URL}')
@@ -152,7 +135,7 @@ def _read_prepared(data_dir: pathlib.Path) -> mnist.Images:
 
 def _digits() -> mnist.Images:
   """Returns scikit-learn's digits, with an axis of one channel."""
-  digits = mnist.load(ml_collections.ConfigDict({'source': 'digits'}))
+  digits = mnist.load_digits()
   return dataclasses.replace(
       digits,
       name=DIGITS_NAME,

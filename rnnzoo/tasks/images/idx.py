@@ -43,13 +43,6 @@ def read(path: str | os.PathLike[str]) -> np.ndarray:
 
   An IDX file is two zero bytes, a type byte (8 for uint8), the number of axes,
   the length of each axis as a big-endian int32, and the data in C order.
-
-  Args:
-    path: the file, still compressed.
-
-  Raises:
-    ValueError: the file is not an IDX file of bytes, not a whole one, or
-      greater than MNIST's.
   """
   try:
     with gzip.open(path) as file:
@@ -85,16 +78,7 @@ def verify(
     directory: str | os.PathLike[str],
     checksums: Mapping[str, str] = CHECKSUMS,
 ) -> None:
-  """Checks that the four files are in `directory`, and are the right ones.
-
-  Args:
-    directory: the folder of the files.
-    checksums: the MD5 sum that each file must have.
-
-  Raises:
-    FileNotFoundError: the directory or one of the files is missing.
-    ValueError: a file's checksum is wrong.
-  """
+  """Checks that the four files are in `directory`, and are the right ones."""
   directory = pathlib.Path(directory)
   if not directory.is_dir():
     raise FileNotFoundError(f'the data directory {directory} does not exist')

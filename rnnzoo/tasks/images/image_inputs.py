@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 
 
 def check(
@@ -20,16 +20,9 @@ def check(
 ) -> np.ndarray:
   """Returns images or their sequences as uint8, in the shape that they have.
 
-  Args:
-    given: integers from 0 to `white`: images [B, *image], or sequences
-      [B, *steps].
-    image: shape of one image: [height, width], or [height, width, channels].
-    steps: shape of one sequence: [T, in].
-    white: the greatest value of a pixel.
-
-  Raises:
-    ValueError: the array is something else; the message describes it and a
-      valid one.
+  They are integers from 0 to `white`: images [B, *image] with an image of
+  [height, width] or [height, width, channels], or sequences [B, *steps] of [T,
+  in].
   """
   shapes = ' or '.join(
       dict.fromkeys(
@@ -37,14 +30,12 @@ def check(
       )
   )
   rule = f'inputs must be integers from 0 to {white}, {shapes}'
-  if isinstance(given, np.ma.MaskedArray):
-    raise ValueError(f'{rule}, without a mask of numpy, which would be ignored')
-  array_inputs.check(given)
+  array_checks.check(given)
   if not hasattr(given, 'shape'):
     raise ValueError(f'{rule}, in one array; got {type(given).__name__}')
   if getattr(given.dtype, 'kind', '') not in ('i', 'u'):
     raise ValueError(f'{rule}; got {given.dtype}{_hint(given, white)}')
-  pixels = np.asarray(given)
+  pixels = array_checks.one(given, rule)
   if pixels.shape[1:] not in (image, steps) or not len(pixels):
     hint = ''
     if pixels.shape in (image, steps):

@@ -36,27 +36,18 @@ _DIGITS_TEST = 360
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Images with their labels, in the data set's own split.
+  """Images with their labels, in the data set's own split."""
 
-  Attributes:
-    name: a name for people.
-    train_images: pixels, uint8 [N, height, width] or, of CIFAR-10 and its
-      stand-in, [N, height, width, channels].
-    train_labels: classes, int32 [N].
-    test_images: pixels, in the same shape.
-    test_labels: classes, int32 [N].
-    white: the greatest value that a pixel can have.
-    class_names: names of classes.
-  """
-
-  name: str
+  name: str  # A name for people.
+  # Pixels, uint8 [N, height, width] or, of CIFAR-10 and its stand-in, [N,
+  # height, width, channels].
   train_images: np.ndarray
-  train_labels: np.ndarray
-  test_images: np.ndarray
-  test_labels: np.ndarray
+  train_labels: np.ndarray  # Classes, int32 [N].
+  test_images: np.ndarray  # Pixels, in the same shape.
+  test_labels: np.ndarray  # Classes, int32 [N].
   _: dataclasses.KW_ONLY
-  white: int
-  class_names: tuple[str, ...] = tuple('0123456789')
+  white: int  # The greatest value that a pixel can have.
+  class_names: tuple[str, ...] = tuple('0123456789')  # Names of classes.
 
 
 def load(
@@ -65,9 +56,7 @@ def load(
 ) -> Images:
   """Returns MNIST, or the stand-in where the config allows it.
 
-  Args:
-    data: `config.data` with `source`, `manual_dir` and `data_dir`.
-    checksums: the MD5 sum of each of MNIST's files.
+  The data are `config.data`, and the checksums the MD5 sums of MNIST's files.
 
   Raises:
     FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is
@@ -76,10 +65,9 @@ def load(
     ValueError: a checksum is wrong, `source` is unknown, a directory is a file,
       or `source` is 'digits' and a directory is named.
   """
-  fields.check(data, {'source': fields.one_of(SOURCES)}, 'config.data')
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
-    return _load_digits()
+    return load_digits()
   data_dir = tfds_sets.directory(data.data_dir)
   if data.manual_dir:
     manual_dir = fields.expand_directory(
@@ -114,7 +102,7 @@ def load(
       ' --config.data.manual_dir.',
       flush=True,
   )
-  return _load_digits()
+  return load_digits()
 
 
 def _prepare_mnist(data_dir: pathlib.Path, idx_dir: pathlib.Path) -> Images:
@@ -129,7 +117,8 @@ def _read_mnist(data_dir: pathlib.Path) -> Images:
   return Images('MNIST', *arrays, white=255)
 
 
-def _load_digits() -> Images:
+def load_digits() -> Images:
+  """Returns scikit-learn's digits, which stand in for MNIST."""
   from sklearn import datasets  # Slow to import, and seldom needed.
 
   digits = datasets.load_digits()

@@ -15,7 +15,6 @@ References:
 import abc
 from collections.abc import Mapping
 import math
-import types
 from typing import Any
 
 from flax import nnx
@@ -38,20 +37,18 @@ SCALINGS = ('minmax', 'standard', 'symmetric')
 ROWS = ('row', 'noise_padded')
 
 # Rules for `config.data`, but for the sources and sequences of a task.
-DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'digits_batch_size': fields.integer(1),
-        'manual_dir': fields.text(),
-        'data_dir': fields.text(),
-        'scaling': fields.one_of(SCALINGS),
-        'permutation_seed': fields.seed(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
-)
+DATA_RULES: fields.Rules = {
+    'digits_batch_size': fields.integer(1),
+    'manual_dir': fields.text(),
+    'data_dir': fields.text(),
+    'scaling': fields.one_of(SCALINGS),
+    'permutation_seed': fields.seed(),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'split_seed': fields.seed(),
+}
 
 
-class SequentialImages(classification.Classification):
+class SequentialImages(protocol.ConfigTask, classification.Classification):
   """Classifies images that are read as sequences.
 
   Attributes:
@@ -60,18 +57,14 @@ class SequentialImages(classification.Classification):
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
     class_names: names of classes.
-    rules: rules for `config.data`.
     shapes: the shape of an image, by its greatest value.
   """
 
-  rules: Mapping[str, fields.Rule]
+  model_rules = classification.RULES
   shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config as in `configs/base_smnist.py` or `base_cifar.py`.
+    """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
 
     Raises:
       ValueError: a field has a value that does not exist, or data are damaged.
@@ -85,7 +78,6 @@ class SequentialImages(classification.Classification):
     images = self._load()
     self.dataset = images.name
     self.class_names = images.class_names
-    self.batch_size = config.batch_size
     if images.white == mnist.DIGITS_WHITE:
       self.batch_size = min(self.batch_size, data.digits_batch_size)
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
@@ -101,13 +93,6 @@ class SequentialImages(classification.Classification):
         'validation': self._examples(pixels[validation], labels[validation]),
         'test': self._examples(images.test_images, images.test_labels),
     }
-
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, self.rules, 'config.data')
-    backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
-    self._model, self._data = config.model, config.data
-    self.label_smoothing = config.model.label_smoothing
 
   @abc.abstractmethod
   def _load(self) -> mnist.Images:
@@ -137,15 +122,11 @@ class SequentialImages(classification.Classification):
         'scale': np.asarray(self._scale).tolist(),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.class_names = tuple(described.get('class_names', '0123456789'))
-    task._white = described['white']
-    task._image = tuple(described.get('image', cls.shapes[task._white]))
-    task._shift, task._scale = described['shift'], described['scale']
-    return task
+  def _restore(self, described):
+    self.class_names = tuple(described.get('class_names', '0123456789'))
+    self._white = described['white']
+    self._image = tuple(described.get('image', self.shapes[self._white]))
+    self._shift, self._scale = described['shift'], described['scale']
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     backbone = backbones.build(self._model, self._features, rngs)
@@ -169,9 +150,6 @@ class SequentialImages(classification.Classification):
       inputs: integers from 0, black, to 255, white (16 for a run on digits):
         images [B, height, width], which the task reads as sequences itself, or
         sequences [B, T, in] as in `splits`.
-
-    Raises:
-      ValueError: the inputs are anything else, such as floats from 0 to 1.
     """
     steps = math.prod(self._image) // self._features, self._features
     pixels = image_inputs.check(inputs, self._image, steps, self._white)
@@ -198,13 +176,11 @@ class SequentialImages(classification.Classification):
 class SequentialMnist(SequentialImages):
   """Classifies images of digits, '0' to '9', of MNIST or its stand-in."""
 
-  rules = types.MappingProxyType(
-      {
-          **DATA_RULES,
-          'source': fields.one_of(mnist.SOURCES),
-          'sequence': fields.one_of(SEQUENCES),
-      }
-  )
+  rules: fields.Rules = {
+      **DATA_RULES,
+      'source': fields.one_of(mnist.SOURCES),
+      'sequence': fields.one_of(SEQUENCES),
+  }
   shapes = mnist.SHAPES
 
   def _load(self):
@@ -221,9 +197,7 @@ class SequentialMnist(SequentialImages):
 def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.
 
-  Args:
-    name: a name in `SCALINGS`.
-    pixels: pixels of the training split, from 0 to 1.
+  The name is in `SCALINGS`; pixels, of the training split, are from 0 to 1.
   """
   if name == 'minmax':
     return 0.0, 1.0
@@ -243,14 +217,9 @@ def split_validation(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (training indices, validation indices), which do not overlap.
 
-  Args:
-    num_examples: the number of examples to split.
-    fraction: the share that validates, rounded to a whole example.
-    seed: seed of `np.random.RandomState`, whose stream never changes, so that
-      the split is equal on every machine.
-
-  Raises:
-    ValueError: a part would be empty.
+  The share that validates is rounded to a whole example. The seed is that of
+  `np.random.RandomState`, whose stream never changes: the split is equal on
+  every machine.
   """
   num_validation = round(num_examples * fraction)
   if not 0 < num_validation < num_examples:

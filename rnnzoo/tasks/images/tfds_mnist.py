@@ -53,12 +53,7 @@ class MNIST(  # type: ignore[call-arg]  # TFDS comes without types.
 
 
 def prepare(data_dir: str | os.PathLike[str], idx_dir: str | os.PathLike[str]):
-  """Writes TFDS's `mnist` under `data_dir` from the IDX files in `idx_dir`.
-
-  Raises:
-    ValueError: a file does not hold MNIST's images or labels.
-    OSError: the copy cannot be written.
-  """
+  """Writes TFDS's `mnist` under `data_dir` from the IDX files in `idx_dir`."""
   tfds.disable_progress_bar()
   try:
     builder = MNIST(data_dir=data_dir, file_format='array_record')

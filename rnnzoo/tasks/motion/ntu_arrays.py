@@ -21,29 +21,15 @@ FRAMES, INDEX = 'frames.npy', 'index.json'
 
 
 class Recordings(NamedTuple):
-  """Recordings of two bodies.
+  """Recordings of two bodies."""
 
-  Attributes:
-    names: names of recordings, [N].
-    frames: N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an
-      absent body.
-  """
-
-  names: list[ntu_files.Name]
+  names: list[ntu_files.Name]  # Names of recordings, [N].
+  # N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an absent body.
   frames: list[np.ndarray]
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:
-  """Returns the recordings of a folder; their frames stay on the disk.
-
-  Args:
-    directory: a folder that `rnnzoo.tasks.motion.ntu_conversion` made.
-
-  Raises:
-    FileNotFoundError: there is no such folder, or it is not whole.
-    ValueError: a file in it is damaged, or a frame shows nobody or holds a
-      number that is no position: NaN, an infinity, or 1,000 m and more.
-  """
+  """Returns the recordings of a folder; their frames stay on the disk."""
   directory = pathlib.Path(directory)
   if directory.is_file():
     raise FileNotFoundError(
@@ -84,11 +70,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
 
 
 def read_index(directory: pathlib.Path) -> dict:
-  """Returns the index of a folder: 'source', 'names' and 'lengths'.
-
-  Raises:
-    ValueError: the index is damaged.
-  """
+  """Returns the index of a folder: 'source', 'names' and 'lengths'."""
   path = directory / INDEX
   try:
     index = json.loads(path.read_text(encoding='utf-8'))

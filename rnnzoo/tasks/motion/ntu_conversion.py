@@ -49,21 +49,15 @@ _Reasons = list[tuple[pathlib.Path, str]]
 
 
 class Result(NamedTuple):
-  """The outcome of a conversion.
+  """The outcome of a conversion."""
 
-  Attributes:
-    num_converted: number of recordings in the destination.
-    num_frames: number of their frames.
-    skipped: (file, reason) of each file or link that is not converted.
-    left_out: (file, how many frames and persons) of files converted in part.
-    num_read: number of files that this call read; 0 if an earlier call
-      converted them.
-  """
-
-  num_converted: int
-  num_frames: int
+  num_converted: int  # Number of recordings in the destination.
+  num_frames: int  # Number of their frames.
+  # (file, reason) of each file or link that is not converted.
   skipped: tuple[tuple[str, str], ...]
+  # (file, how many frames and persons) of files converted in part.
   left_out: tuple[tuple[str, str], ...]
+  # Number of files that this call read; 0 if an earlier call converted them.
   num_read: int
 
 

@@ -72,20 +72,14 @@ TRAINING_SUBJECTS = frozenset(
 
 
 class Dataset(NamedTuple):
-  """Counts of a data set.
+  """Counts of a data set."""
 
-  Attributes:
-    classes: number of actions.
-    files: number of recordings.
-    missing: length of the authors' list of recordings whose skeletons are
-      missing or incomplete.
-    protocols: names of the protocols that its authors define.
-  """
-
-  classes: int
-  files: int
+  classes: int  # Number of actions.
+  files: int  # Number of recordings.
+  # Length of the authors' list of recordings whose skeletons are missing or
+  # incomplete.
   missing: int
-  protocols: tuple[str, str]
+  protocols: tuple[str, str]  # Names of the protocols that its authors define.
 
 
 DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
@@ -97,21 +91,13 @@ DATASETS: Mapping[str, Dataset] = types.MappingProxyType(
 
 
 class Name(NamedTuple):
-  """The numbers in a file's name, all counted from 1.
+  """The numbers in a file's name, all counted from 1."""
 
-  Attributes:
-    setup: number of the camera setup: 1 to 17, or to 32 in NTU RGB+D 120.
-    camera: 1 to 3.
-    subject: number of the person: 1 to 40, or to 106.
-    replication: 1 or 2.
-    action: number of the class: 1 to 60, or to 120.
-  """
-
-  setup: int
-  camera: int
-  subject: int
-  replication: int
-  action: int
+  setup: int  # Number of the camera setup: 1 to 17, or to 32 in NTU RGB+D 120.
+  camera: int  # 1 to 3.
+  subject: int  # Number of the person: 1 to 40, or to 106.
+  replication: int  # 1 or 2.
+  action: int  # Number of the class: 1 to 60, or to 120.
 
   def text(self) -> str:
     """Returns the name without its ending: 'S001C002P003R002A013'."""
@@ -119,11 +105,7 @@ class Name(NamedTuple):
 
 
 def parse_name(name: str) -> Name:
-  """Returns the numbers in a name with or without '.skeleton', in any case.
-
-  Raises:
-    ValueError: the name has another form.
-  """
+  """Returns the numbers in a name with or without '.skeleton', in any case."""
   match = _NAME.fullmatch(re.sub(r'(?i)\.skeleton\Z', '', name))
   numbers = [int(number) for number in match.groups()] if match else [0]
   if min(numbers) < 1:
@@ -154,11 +136,7 @@ def is_training(name: Name, protocol: str) -> bool:
 
 
 def training_mask(names: Sequence[Name], protocol: str) -> np.ndarray:
-  """Returns bool [N], which recordings train; the others test.
-
-  Raises:
-    ValueError: no recording trains, or none tests.
-  """
+  """Returns bool [N], which recordings train; the others test."""
   mask = np.array([is_training(name, protocol) for name in names], bool)
   count = int(np.sum(mask))
   if not 0 < count < len(mask):
@@ -178,10 +156,6 @@ def read_missing(path: str | os.PathLike[str]) -> frozenset[str]:
   NTU_RGBD_samples_with_missing_skeletons.txt and
   NTU_RGBD120_samples_with_missing_skeletons.txt, at
   https://github.com/shahroudy/NTURGB-D. Other text in the file is ignored.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: there is no name in it.
   """
   path = fields.expand(path, 'config.data.missing_list')
   if not path.is_file():
@@ -206,14 +180,6 @@ def read(path: str | os.PathLike[str]) -> list[dict[Id, list[float]]]:
   """Returns the bodies of each frame: 75 numbers by id, x, y, z of each joint.
 
   A body whose joints are all zero is absent, and left out.
-
-  Args:
-    path: the file.
-
-  Raises:
-    ValueError: the file breaks the format, is cut, has no body, or is a folder
-      or a pipe; the message names the file and the line.
-    OSError: the file cannot be read.
   """
   path = fields.expand(path)
   lines = _Lines(path, _read_text(path))

@@ -97,10 +97,7 @@ def generate(
 ) -> ntu_arrays.Recordings:
   """Returns every motion by every subject, seen by three cameras.
 
-  Args:
-    num_subjects: number of persons. Each has its own setup of cameras.
-    num_replications: number of times that each person makes each motion.
-    seed: seed of all random numbers.
+  Each subject has its own setup of cameras.
   """
   rng = np.random.RandomState(seed)
   names = [

@@ -32,25 +32,17 @@ _NOWHERE = (math.inf,) * 3
 
 
 class Body(NamedTuple):
-  """One body.
+  """One body."""
 
-  Attributes:
-    frames: int [n], rising: the frames that show it, counted from 0.
-    joints: float32 [n, 25, 3], x, y, z in metres: to the right, up, and away
-      from the camera.
-  """
-
+  # int [n], rising: the frames that show it, counted from 0.
   frames: np.ndarray
+  # float32 [n, 25, 3], x, y, z in metres: to the right, up, and away from the
+  # camera.
   joints: np.ndarray
 
 
 def read(path: str | os.PathLike[str]) -> tuple[np.ndarray, str]:
-  """Returns the main persons of a `.skeleton` file, as `arrange` does.
-
-  Raises:
-    ValueError: the file is damaged, as `ntu_files.read` says.
-    OSError: the file cannot be read.
-  """
+  """Returns the main persons of a `.skeleton` file, as `arrange` does."""
   frames = ntu_files.read(path)
   return arrange(follow(frames), len(frames))
 
@@ -60,8 +52,7 @@ def follow(
 ) -> list[Body]:
   """Returns the bodies of a file in the order they came.
 
-  Args:
-    frames: bodies of each frame by id, as `ntu_files.read` returns them.
+  The frames, with bodies by id, are those of `ntu_files.read`.
   """
   bodies: dict[ntu_files.Id, tuple[list, list]] = {}
   owners: dict[ntu_files.Id, ntu_files.Id] = {}

@@ -74,9 +74,8 @@ def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
 
   If the main body is absent, the second body's spine serves.
 
-  Args:
-    spines: [..., 2, 3], the middle of each body's spine.
-    present: bool [..., 2], whether a body is seen.
+  `spines` are [..., 2, 3]; `present`, bool [..., 2], says which bodies are
+  seen.
   """
   return np.where(present[..., :1], spines[..., 0, :], spines[..., 1, :])
 
@@ -106,10 +105,8 @@ def sample(frames: Array, length: Array, where: Array) -> jax.Array:
   Segment t of a recording of n frames is from t n / T to (t + 1) n / T. With
   fewer than T frames some are taken twice.
 
-  Args:
-    frames: padded recordings, [B, L, 2, 25, 3].
-    length: frames of each recording n, int [B].
-    where: places in segments, [B, S, T], as `offsets` makes them.
+  `frames` are padded recordings [B, L, 2, 25, 3] of `length` int [B]; `where`
+  has places in segments [B, S, T], as `offsets` makes them.
   """
   num_steps = where.shape[-1]
   segments = jnp.arange(num_steps) + where
@@ -126,11 +123,9 @@ def turn_and_scale(
 ) -> jax.Array:
   """Returns recordings, each turned and scaled at random as a whole.
 
-  Args:
-    x: positions, [B, ..., 3].
-    key: key of the random numbers.
-    degrees: the greatest angle, to either side, about each of x, y and z.
-    scale: the greatest change of size: 0.1 for factors from 0.9 to 1.1.
+  Positions are [B, ..., 3]. `degrees` is the greatest angle, to either side,
+  about each of x, y and z, and `scale` the greatest change of size: 0.1 for
+  factors from 0.9 to 1.1.
   """
   turn_key, scale_key = jax.random.split(key)
   count = len(x)

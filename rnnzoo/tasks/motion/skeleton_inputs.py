@@ -19,14 +19,13 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from rnnzoo import settings
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 
-_KEYS = ('frames', 'length', 'offsets')
+_KEYS = ('frames', 'length', 'offsets', 'label')
 # Metres from the origin to where it should be: float16 rounds to less.
 _NEAR = 1e-2
 _ORIGINS = {
@@ -62,11 +61,9 @@ def read(
       )
     frames, dropped = ntu_tracks.read(path)
     recordings.append(frames)
-    if dropped:
+    if dropped:  # Output is for results alone.
       warning = f'WARNING: data: {path}: not used are {dropped}'
-      print(
-          warning, file=sys.stderr, flush=True
-      )  # Output is for results alone.
+      print(warning, file=sys.stderr, flush=True)
   return prepare(recordings, config)
 
 
@@ -98,14 +95,8 @@ def prepare(
     raise ValueError('recordings must be one at least; got none')
   arrays = []
   for index, recording in enumerate(recordings):
-    array = np.asarray(recording)
-    name = f'recording {index}'
-    if array.shape[1:] != ntu_tracks.FRAME or not len(array):
-      raise ValueError(
-          'recordings must be arrays [frames, 2, 25, 3]; the shape of'
-          f' {name} is {list(array.shape)}{_hint(array.shape)}'
-      )
-    _check_positions(array[np.newaxis], name)
+    array = _numbers(recording, f'recording {index}', ('frames',))
+    _check_positions(array[np.newaxis], f'recording {index}')
     arrays.append(array.astype(np.float32))
     _present(arrays[-1][np.newaxis], np.ones((1, len(array)), bool), index)
   inputs = skeleton_frames.pad(arrays, config.data)
@@ -119,35 +110,19 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
     given: a dict of such arrays; without 'offsets', it gets `prepare`'s. A
       'label', as in the splits of the task, is left out.
     data: `config.data` of the run.
-
-  Raises:
-    ValueError: an array does not fit; the message has the given shape, dtype
-      or number, and names one that would work.
   """
-  array_inputs.check(given, _KEYS[:2])
-  for key in given:
-    if key not in (*_KEYS, 'label'):
-      raise ValueError(
-          "inputs must have no keys but 'frames', 'length' and 'offsets'; got"
-          f' {key!r}'
-      )
-  frames = np.asarray(given['frames'])
-  if frames.shape[2:] != ntu_tracks.FRAME or 0 in frames.shape:
-    raise ValueError(
-        'frames must be [B, L, 2, 25, 3], with none of them 0; the shape is'
-        f' {list(frames.shape)}{_hint(frames.shape)}'
-    )
+  array_checks.check(given, _KEYS[:2])
+  array_checks.by_name(given, _KEYS)
+  frames = _numbers(given['frames'], 'frames', ('B', 'L'))
   if frames.dtype not in (np.float16, np.float32):
-    if frames.dtype.kind not in 'iuf' and frames.dtype.name != 'bfloat16':
-      raise ValueError(f'frames must hold real numbers; got {frames.dtype}')
     frames = frames.astype(np.float32)
   batch, most = frames.shape[:2]
-  length = array_inputs.counts(
+  length = array_checks.integers(
       given['length'],
       'length',
       batch,
       most,
-      of='the frames that there are',
+      of=', the frames that there are',
       row='recording',
   )
   valid = np.arange(most) < length[:, np.newaxis]
@@ -163,22 +138,21 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   return {'frames': frames, 'length': length, 'offsets': offsets}
 
 
-def _hint(shape: tuple[int, ...]) -> str:
-  """Returns how frames of another shape are given, if that is seen."""
-  if len(shape) > 2 and shape[-3:] == (1, *ntu_tracks.FRAME[1:]):
-    return (
-        '; the second body of a recording of one is zeros, as by'
+def _numbers(given: Any, name: str, axes: tuple[str, ...]) -> np.ndarray:
+  """Returns an array of frames, which have these axes before their own."""
+  try:
+    return array_checks.numbers(given, name, (*axes, *ntu_tracks.FRAME))
+  except ValueError as error:
+    if getattr(given, 'shape', ())[-3:] != (1, *ntu_tracks.FRAME[1:]):
+      raise
+    raise ValueError(
+        f'{error}; the second body of a recording of one is zeros, as by'
         ' np.concatenate([frames, np.zeros_like(frames)], axis=-3)'
-    )
-  if len(shape) == 4 and shape[1:] == ntu_tracks.FRAME:
-    return '; frames[None] makes a batch of one recording'
-  return ''
+    ) from error
 
 
 def _check_positions(frames: np.ndarray, name: str) -> None:
   """Raises ValueError for a number that is no position: frames [B, L, ...]."""
-  if frames.dtype.kind not in 'iuf':
-    raise ValueError(f'{name} must hold real numbers; got {frames.dtype}')
   if place := ntu_files.find_wrong(frames):
     row, frame, body, joint, axis = place
     of = f'recording {row}, ' if name == 'frames' else ''
@@ -213,23 +187,14 @@ def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
 
 def _checked_offsets(given: Any, batch: int, num_steps: int) -> np.ndarray:
   """Returns offsets as float32 [B, S, T]."""
-  offsets = np.asarray(given)
-  rule = (
-      f'offsets must be numbers from 0, below 1, [B, S, T], here [{batch}, S,'
-      f' {num_steps}] with config.data.num_steps={num_steps}'
-  )
-  would = '; without offsets, those of the config are taken'
-  shape = offsets.shape
-  fits = len(shape) == 3 and shape[::2] == (batch, num_steps) and shape[1]
-  if offsets.dtype.kind not in 'iuf' or not fits:
-    raise ValueError(
-        f'{rule}; got {settings.a(offsets.dtype.type)} of shape'
-        f' {list(shape)}{would}'
-    )
+  offsets = array_checks.numbers(given, 'offsets', (batch, 'S', num_steps))
   rounded = offsets.astype(np.float32)
   wrong = ~((offsets >= 0) & (rounded < 1))
   if wrong.any():
-    raise ValueError(f'{rule}; got {offsets[wrong][0]:.15g}{would}')
+    raise ValueError(
+        'offsets must be numbers from 0, below 1; got'
+        f' {offsets[wrong][0]:.15g}; without offsets, the config has some'
+    )
   return rounded
 
 

@@ -14,9 +14,8 @@ References:
   building a longer and deeper RNN, 2018, section 5.4.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 import math
-import types
 from typing import Any
 
 from flax import nnx
@@ -45,29 +44,27 @@ _MOST_OFFSETS = 2**30
 
 IN_FEATURES = math.prod(ntu_tracks.FRAME)
 
-_DATA_RULES: Mapping[str, fields.Rule] = types.MappingProxyType(
-    {
-        'source': fields.one_of(SOURCES),
-        'data_dir': fields.text(),
-        'missing_list': fields.text(),
-        'motions_batch_size': fields.integer(1),
-        'protocol': fields.one_of(ntu_files.PROTOCOLS),
-        'num_steps': fields.integer(1, 10**4),
-        'max_frames': fields.integer(1, 10**6),
-        'frames_dtype': fields.one_of(('float16', 'float32')),
-        'centre': fields.one_of(skeleton_frames.CENTRES),
-        'rotation': fields.number(0, 180),
-        'scale': fields.number(0, 1, below=True),
-        'validation_samplings': fields.integer(0, 1000),
-        'test_samplings': fields.integer(0, 1000),
-        'sampling_seed': fields.seed(),
-        'validation_fraction': fields.number(0, 1, above=True, below=True),
-        'split_seed': fields.seed(),
-    }
-)
+_DATA_RULES: fields.Rules = {
+    'source': fields.one_of(SOURCES),
+    'data_dir': fields.text(),
+    'missing_list': fields.text(),
+    'motions_batch_size': fields.integer(1),
+    'protocol': fields.one_of(ntu_files.PROTOCOLS),
+    'num_steps': fields.integer(1, 10**4),
+    'max_frames': fields.integer(1, 10**6),
+    'frames_dtype': fields.one_of(('float16', 'float32')),
+    'centre': fields.one_of(skeleton_frames.CENTRES),
+    'rotation': fields.number(0, 180),
+    'scale': fields.number(0, 1, below=True),
+    'validation_samplings': fields.integer(0, 1000),
+    'test_samplings': fields.integer(0, 1000),
+    'sampling_seed': fields.seed(),
+    'validation_fraction': fields.number(0, 1, above=True, below=True),
+    'split_seed': fields.seed(),
+}
 
 
-class SkeletonActions(classification.Classification):
+class SkeletonActions(protocol.ConfigTask, classification.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
@@ -79,21 +76,14 @@ class SkeletonActions(classification.Classification):
     class_names: 'A001' to 'A060', say.
   """
 
+  rules = _DATA_RULES
+  model_rules = classification.RULES
   metrics = (*classification.METRICS, protocol.Metric('sampling_accuracy'))
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data.
-
-    Args:
-      config: a config as in `configs/base_skeletons.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist, or data are damaged.
-      FileNotFoundError: data that the config names are missing.
-    """
+    """Reads the data of a config as in `configs/base_skeletons.py`."""
     data = config.data
     self._set_up(config)
-    self.batch_size = config.batch_size
     if data.source == 'motions':
       fields.check_unread(data, ('data_dir', 'missing_list'), 'source')
       recordings = ntu_motions.generate()
@@ -113,22 +103,14 @@ class SkeletonActions(classification.Classification):
     self.splits = self._splits(recordings)
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
-    fields.check(config.model, classification.RULES, 'config.model')
+    super()._set_up(config)
     self._config = config
-    self._model, self._data = config.model, config.data
-    self.label_smoothing = config.model.label_smoothing
 
   def describe(self):
     return {'class_names': list(self.class_names)}
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.class_names = tuple(described['class_names'])
-    return task
+  def _restore(self, described):
+    self.class_names = tuple(described['class_names'])
 
   def _splits(
       self, recordings: ntu_arrays.Recordings
@@ -215,9 +197,6 @@ class SkeletonActions(classification.Classification):
         from 0, below 1, say where each of the T = `config.data.num_steps`
         segments is looked at, S times. Without offsets, all recordings share
         `config.data.test_samplings` samplings.
-
-    Raises:
-      ValueError: the inputs are anything else.
     """
     return skeleton_inputs.check(inputs, self._data)
 
@@ -228,12 +207,7 @@ class SkeletonActions(classification.Classification):
   def predict_lines(
       self, model: nnx.Module, lines: Iterable[str]
   ) -> Iterator[str]:
-    """Returns the name of a class for each line, the path of a file.
-
-    Raises:
-      ValueError: a line is empty, or a file is damaged.
-      OSError: a file cannot be read.
-    """
+    """Returns the name of a class for each line, the path of a file."""
     graphdef, state = nnx.split(model)
     predict = jax.jit(
         lambda state, inputs: self.predict(nnx.merge(graphdef, state), inputs)

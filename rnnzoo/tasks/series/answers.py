@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import heads
@@ -35,11 +36,7 @@ from rnnzoo.tasks.series import sequence_arrays
 
 
 class Classes:
-  """One of several classes; y is int32.
-
-  Args:
-    names: names of the classes.
-  """
+  """One of several classes; y is int32."""
 
   metrics = classification.METRICS
   shift = np.zeros(1)
@@ -59,6 +56,7 @@ class Classes:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
 
   def given(self, y, valid) -> np.ndarray:
+    y = array_checks.one(y, 'y must be one array')
     if y.shape == valid.shape and valid.ndim > 1:
       is_label = valid & (y != sequence_arrays.NO_LABEL)
       if is_label.any():
@@ -154,18 +152,12 @@ class Numbers:
     )
 
   def given(self, y, valid) -> np.ndarray:
-    shape = (*valid.shape, len(self.mean))
-    if shape[-1] == 1 and y.shape == valid.shape:
-      y = y[..., None]
-    if y.shape != shape or y.dtype.kind not in 'iufb':
-      raise ValueError(
-          f'y must be numbers of the shape {list(shape)}; got {y.dtype} of'
-          f' shape {list(y.shape)}'
-      )
-    is_wrong = np.isinf(y) if valid.ndim > 1 else ~np.isfinite(y)
-    if is_wrong[valid].any():
-      hint = '; NaN is a step without an answer' * (valid.ndim > 1)
-      raise ValueError(f'y must be finite{hint}')
+    size, are_steps = len(self.mean), valid.ndim > 1
+    y = array_checks.numbers(
+        y, 'y', (*valid.shape, size), kinds='iufb', needs_last=size > 1
+    )
+    remedy = 'NaN is a step without an answer' * are_steps
+    array_checks.finite(y, valid, 'y', allow_nan=are_steps, remedy=remedy)
     return sequence_arrays.centre(y, self.shift, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:

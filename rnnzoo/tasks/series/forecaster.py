@@ -83,12 +83,9 @@ class Forecaster(nnx.Module):
   ) -> jax.Array:
     """Returns the loss of each step that is told apart, [B, C + H] or [B, H].
 
-    Args:
-      y: context and horizon in units of the window, [B, C + H]; NaN where a
-        step is missing, whose loss means nothing.
-      x: what is known beforehand, [B, C + H, F].
-      scale: the scale of each window, [B, 1].
-      rngs: the source of dropout masks; None to evaluate.
+    `y` has context and horizon in units of the window, NaN where a step is
+    missing, whose loss means nothing; `x` is known beforehand, [B, C + H, F],
+    and `scale` is [B, 1].
     """
     if self.decoder is None:
       before = jnp.pad(y[:, :-1], ((0, 0), (1, 0)), constant_values=jnp.nan)

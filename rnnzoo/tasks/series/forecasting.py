@@ -35,7 +35,7 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import settings
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
@@ -49,7 +49,7 @@ from rnnzoo.tasks.series import sequence_checks
 # Series that the library aeon brings.
 PACKAGED = ('airline', 'lynx', 'shampoo_sales', 'uschange')
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'source': fields.one_of(('files', *PACKAGED)),
     'path': fields.text(),
     'context': fields.integer(1, 10**5),
@@ -69,20 +69,14 @@ _MEASURED = ('mase', 'crps', 'mae', 'mse')
 
 
 class Series(NamedTuple):
-  """Some series.
+  """Some series."""
 
-  Attributes:
-    y: the values, float32 [N, T]; NaN where one is missing.
-    x: what is known beforehand, float32 [N, T, F].
-    lengths: the steps of each series, int [N].
-  """
-
-  y: np.ndarray
-  x: np.ndarray
-  lengths: np.ndarray
+  y: np.ndarray  # The values, float32 [N, T]; NaN where one is missing.
+  x: np.ndarray  # Facts known beforehand, float32 [N, T, F].
+  lengths: np.ndarray  # The steps of each series, int [N].
 
 
-class Forecasting(protocol.Task):
+class Forecasting(protocol.ConfigTask):
   """Forecasts of the next steps of series.
 
   Attributes:
@@ -91,6 +85,7 @@ class Forecasting(protocol.Task):
       which `mase` divides.
   """
 
+  rules = _RULES
   y_is_input = True
   metrics = tuple(
       protocol.Metric(name, higher_is_better=False, at_test=True, form='.4g')
@@ -108,7 +103,6 @@ class Forecasting(protocol.Task):
     """
     self._set_up(config)
     self.dataset, series = _read(self._data)
-    self.batch_size = config.batch_size
     data, horizon = self._data, self._data.horizon
     last = series.lengths - horizon  # The last origin: all of H is known.
     held = horizon * (data.num_validation_windows + data.num_test_windows)
@@ -156,21 +150,12 @@ class Forecasting(protocol.Task):
           flush=True,
       )
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    fields.check(config.data, _RULES, 'config.data')
-    backbones.check(config.model)
-    self._model, self._data = config.model, config.data
-
   def describe(self):
     mean, deviation = self._scales
     return {'mean': mean.tolist(), 'deviation': deviation.tolist()}
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task._scales = np.array(described['mean']), np.array(described['deviation'])
-    return task
+  def _restore(self, described):
+    self._scales = np.array(described['mean']), np.array(described['deviation'])
 
   def _completed(self, y, x, starts) -> tuple[np.ndarray, np.ndarray]:
     """Returns series with C missing steps before, and all features.
@@ -348,42 +333,28 @@ class Forecasting(protocol.Task):
         C steps the last C count. Or a mapping with 'y', 'x' [B, T + H, F] where
         training had x, and 'start' int [B], the number in its series of the
         first step given, if it is not 0: the season counts from it.
-
-    Raises:
-      ValueError: the inputs are anything else.
     """
-    given = inputs if isinstance(inputs, Mapping) else {'y': inputs}
-    if 'lengths' in given:
+    if isinstance(inputs, Mapping) and 'lengths' in inputs:
       raise ValueError(
           "inputs of forecasts have no 'lengths'; give y [B, T] with NaN before"
           ' a series that is shorter'
       )
-    if others := sorted(set(given) - {'y', 'x', 'start'}):
-      raise ValueError(
-          "inputs must have no keys but 'y', 'x' and 'start'; got"
-          f' {others[0]!r}'
-      )
-    y = _values(given.get('y'), 'y', 2)
+    given = array_checks.by_name(inputs, ('y', 'x', 'start'))
+    y = _rounded(array_checks.numbers(given.get('y'), 'y', ('B', 'T')), 'y')
     if not (~np.isnan(y)).any(1).all():
       raise ValueError('y must have a known step in each row')
     count, steps = y.shape
-    x = given.get('x')
     horizon, context = self._data.horizon, self._data.context
     shape = count, steps + horizon, len(self._scales[0])
-    if x is None and shape[2]:
+    x = given.get('x', None if shape[2] else np.zeros(shape))
+    if x is None:
       raise ValueError(
           "inputs must have x, which the model was trained with; {'y': y, 'x':"
           f' x}} would work, with x {list(shape)}, of the horizon, too'
       )
-    x = np.zeros(shape) if x is None else _values(x, 'x', 3)
-    if x.shape != shape:
-      raise ValueError(
-          f'x must have the shape [B, T + H, F], here {list(shape)}; its shape'
-          f' is {list(x.shape)}'
-      )
-    starts = np.asarray(given.get('start', np.zeros(count, int)))
-    if starts.shape != (count,) or starts.dtype.kind not in 'iu':
-      raise ValueError(f'start must be integers [{count}]')
+    x = _rounded(array_checks.numbers(x, 'x', shape), 'x')
+    starts = given.get('start', np.zeros(count, int))
+    starts = array_checks.integers(starts, 'start', count, 2**31 - 1, least=0)
     error = self._naive_error(y, np.full(count, steps))
     y, x = self._completed(y, x, starts)
     y, x = y[:, -context:], x[:, -context - horizon :]
@@ -391,9 +362,9 @@ class Forecasting(protocol.Task):
 
   def examples(self, inputs, y):
     """Returns windows as in `splits`; y are steps of the horizon, [B, H]."""
-    past, y = inputs['y'], _values(y, 'y', 2)
-    if y.shape != (shape := (len(past), self._data.horizon)):
-      raise ValueError(f'y must be [B, H], here {list(shape)}; got {y.shape}')
+    past = inputs['y']
+    shape = len(past), self._data.horizon
+    y = _rounded(array_checks.numbers(y, 'y', shape), 'y')
     if np.isnan(y).all():
       raise ValueError('y must have a known step; all are NaN')
     return {**inputs, 'y': np.concatenate([past, y], axis=1)}
@@ -431,24 +402,17 @@ def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
   return last[:, np.arange(horizon) % season]
 
 
-def _values(given: Any, name: str, axes: int) -> np.ndarray:
-  """Returns numbers of so many axes as float32, or raises ValueError."""
-  found = array_inputs.unmasked(given, name)
-  words = '[B, T]' if axes == 2 else '[B, T + H, F]'
-  if found.dtype.kind not in 'iuf' or found.ndim != axes or not found.size:
-    hint = f'; {name}[None] makes a batch of one' * (found.ndim == axes - 1)
-    raise ValueError(
-        f'{name} must be numbers {words}, with none of them 0; got'
-        f' {found.dtype} of shape {list(found.shape)}{hint}'
-    )
-  with np.errstate(over='ignore'):
-    rounded = found.astype(np.float32)
+def _rounded(values: np.ndarray, name: str) -> np.ndarray:
+  """Returns y [B, T], where NaN is missing, or x [B, T, F] as float32."""
+  is_y = values.ndim == 2
+  columns = values[..., None] if is_y else values
+  valid = np.ones(columns.shape[:2], bool)
+  array_checks.finite(columns, valid, name, allow_nan=is_y)
+  rounded = values.astype(np.float32)
   known = ~np.isnan(rounded)
-  if np.isinf(rounded).any() or not (axes == 2 or known.all()):
-    raise ValueError(f'{name} must be finite in float32')
-  if axes == 2 and known.any():
+  if is_y and known.any():
     lost = sequence_arrays.lost_steps(
-        found[known][:, None], rounded[known][:, None]
+        values[known][:, None], rounded[known][:, None]
     )
     for sentence in sequence_checks.rounding(*lost, f' of {name}'):
       settings.warn(sentence)
@@ -477,45 +441,27 @@ def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
 
 
 def read(path: pathlib.Path) -> Series:
-  """Returns the series of an `.npz` file.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it holds no such arrays.
-  """
-  arrays = npz.load(
-      path, ('y', 'x', 'lengths'), lambda arrays: _check(arrays, str(path))
-  )
-  y = _values(arrays['y'], f'{path}: y', 2)
-  lengths = arrays.get('lengths', np.full(len(y), y.shape[1]))
-  if lengths.min() < 1 or lengths.max() > y.shape[1]:
-    raise ValueError(f'{path}: lengths must be from 1 to {y.shape[1]}')
-  x = arrays.get('x', np.zeros((*y.shape, 0), np.float32))
-  x = _values(x, f'{path}: x', 3) if x.shape[2] else x
+  """Returns the series of an `.npz` file."""
+  name = str(path)
+  fit = lambda arrays: _fit(arrays, name)
+  y, x, lengths = fit(npz.load(path, ('y', 'x', 'lengths'), fit))
+  y, x = _rounded(y, f'{name}: y'), _rounded(x, f'{name}: x')
   y = np.where(np.arange(y.shape[1]) < lengths[:, None], y, np.nan)
   return Series(y, x, lengths)
 
 
-def _check(arrays: Mapping[str, np.ndarray], name: str) -> None:
-  """Raises ValueError unless the arrays of a file fit together."""
-  if 'y' not in arrays or arrays['y'].ndim != 2 or not arrays['y'].size:
-    got = (
-        f'it has the shape {list(arrays["y"].shape)}'
-        if 'y' in arrays
-        else 'it is missing'
-    )
-    raise ValueError(f'{name} must hold y [N, T], the values of series; {got}')
-  count, steps = arrays['y'].shape
-  lengths, x = (arrays.get(key) for key in ('lengths', 'x'))
-  if lengths is not None and (
-      lengths.shape != (count,) or lengths.dtype.kind not in 'iu'
-  ):
-    raise ValueError(
-        f'{name}: lengths must be integers [{count}]; got {lengths.dtype} of'
-        f' shape {list(lengths.shape)}'
-    )
-  if x is not None and (x.ndim != 3 or x.shape[:2] != (count, steps)):
-    raise ValueError(
-        f'{name}: x must have the shape [N, T, F], here [{count}, {steps}, F];'
-        f' its shape is {list(x.shape)}'
-    )
+def _fit(
+    arrays: Mapping[str, np.ndarray], name: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns y, x and lengths of a file whose arrays fit together."""
+  if 'y' not in arrays:
+    raise ValueError(f'{name} must hold y [N, T], the values of series')
+  y = array_checks.numbers(arrays['y'], f'{name}: y', ('N', 'T'))
+  x = arrays.get('x', np.zeros((*y.shape, 0)))
+  axes = (*y.shape, x.shape[2] if x.ndim == 3 else 'F')
+  x = array_checks.numbers(x, f'{name}: x', axes)
+  lengths = arrays.get('lengths', np.full(*y.shape))
+  lengths = array_checks.integers(
+      lengths, f'{name}: lengths', *y.shape, row='series'
+  )
+  return y, x, lengths

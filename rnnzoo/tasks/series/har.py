@@ -21,7 +21,6 @@ References:
   activity recognition using smartphones, ESANN 2013.
 """
 
-from collections.abc import Mapping
 import pathlib
 from typing import Literal
 import warnings
@@ -37,6 +36,7 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import uea
+from rnnzoo.tasks.text import files as text_files
 
 _FOLDER = 'UCI HAR Dataset'
 _STAND_IN = 'BasicMotions'
@@ -47,7 +47,7 @@ SIGNALS = tuple(
     for axis in 'xyz'
 )
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'manual_dir': fields.text(),
 }
@@ -55,6 +55,8 @@ _RULES: Mapping[str, fields.Rule] = {
 
 class HumanActivity(sequence_task.SequenceTask):
   """An activity a window."""
+
+  rules = _RULES
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data of a config as in `configs/base_har.py`.
@@ -65,9 +67,8 @@ class HumanActivity(sequence_task.SequenceTask):
       ModuleNotFoundError: there is no directory, and the extra 'timeseries',
         which has the data that stand in, is not installed.
     """
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config)
     if data.manual_dir:
       name = 'UCI HAR'
       splits, kind = _human_activity(data)
@@ -94,10 +95,6 @@ def read(
   """Returns (windows with activities from 1, people [N]) of 'train' or 'test'.
 
   The directory is the folder 'UCI HAR Dataset', or one that holds it.
-
-  Raises:
-    FileNotFoundError: a file is missing.
-    ValueError: a file is not as it should be; the message names it.
   """
   folder = _root(directory) / split
   columns: list[np.ndarray] = []
@@ -178,17 +175,8 @@ def _human_activity(data: ml_collections.ConfigDict):
 def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   """Returns the names of activities, whose labels are such as '1'."""
   path = _root(directory) / 'activity_labels.txt'
-  if not path.is_file():
-    raise FileNotFoundError(f'{path} is missing')
-  try:
-    lines = path.read_text(encoding='utf-8-sig').splitlines()
-  except UnicodeDecodeError as error:
-    raise ValueError(
-        f'{path} must be UTF-8; byte {error.start + 1} is'
-        f' {error.object[error.start : error.start + 1]!r}, and'
-        ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
-    ) from error
-  words = [line.split(None, 1) for line in lines]
+  text = text_files.read(str(path), 'config.data.manual_dir')
+  words = [line.split(None, 1) for line in text.splitlines()]
   pairs = [pair for pair in words if len(pair) == 2]
   names = {number: name.strip().lower() for number, name in pairs}
   if len(names) < len(pairs):

@@ -70,10 +70,7 @@ def _scale(raw: jax.Array) -> jax.Array:
 def losses(outputs: jax.Array, y: jax.Array, head: str) -> jax.Array:
   """Returns the loss of each number, [..., D].
 
-  Args:
-    outputs: the model's outputs, [..., D size].
-    y: the true numbers, [..., D].
-    head: the name of the head.
+  The model's outputs are [..., D size], the true numbers [..., D].
   """
   parts = _parts(outputs, head)
   if head == 'point':

@@ -12,8 +12,6 @@ References:
   Lorenz, Deterministic nonperiodic flow, 1963, eqs. 25 - 27.
 """
 
-from collections.abc import Mapping
-
 import ml_collections
 import numpy as np
 
@@ -34,7 +32,7 @@ _MOST_BYTES = 2**32
 # Steps of blocks that take some ten seconds, which is told.
 _MANY_STEPS = 10**5
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     'standardize': fields.flag(),
     'num_train': fields.integer(1, 10**6),
     'num_validation': fields.integer(1, 10**6),
@@ -55,16 +53,13 @@ class Lorenz(sequence_task.SequenceTask):
       nothing changes.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the data of a config as in `configs/base_lorenz.py`.
+  rules = _RULES
+  kind = 'regression'
 
-    Raises:
-      ValueError: a field has a value that does not exist, or the trajectories
-        of all splits would have more than 4 GiB in float64.
-    """
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Makes the data of a config as in `configs/base_lorenz.py`."""
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config, are_classes=False)
     sizes = (data.num_train, data.num_validation, data.num_test)
     count, length = sum(sizes), data.length + data.horizon
     most = _MOST_BYTES // (3 * 8)  # States, of three numbers.
@@ -119,11 +114,8 @@ def trajectories(
 ) -> np.ndarray:
   """Returns states on the attractor, float64 [count, length, 3].
 
-  Args:
-    rng: generator of the points where trajectories start.
-    count: number of trajectories.
-    length: the number of states of each.
-    interval: units of time from one state to the next.
+  `rng` draws the points where trajectories start; `interval` is in units of
+  time.
   """
   starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
   burn_in = round(_BURN_IN / _GREATEST_STEP)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -35,17 +36,12 @@ _NAMES = ('x', 'steps', 'y', 'lengths')
 
 
 class Form(NamedTuple):
-  """The rule for the arrays of a file.
+  """The rule for the arrays of a file."""
 
-  Attributes:
-    kind: 'classification' or 'regression'.
-    every_step: whether y has an answer for every step.
-    missing: 'refuse', 'zero' for x that may hold NaN, or 'never' where no field
-      of the config allows it.
-  """
-
-  kind: str
-  every_step: bool = False
+  kind: str  # 'classification' or 'regression'.
+  every_step: bool = False  # Whether y has an answer for every step.
+  # 'refuse', 'zero' for x that may hold NaN, or 'never' where no field of the
+  # config allows it.
   missing: str = 'refuse'
 
 
@@ -84,11 +80,7 @@ def _hint(name: str) -> str:
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
-  """Returns the sequences of a file's arrays; its name is for errors.
-
-  Raises:
-    ValueError: the arrays do not have this form.
-  """
+  """Returns the sequences of a file's arrays; its name is for errors."""
   _check_names(list(arrays), name)
   steps = 'x' if 'x' in arrays else 'steps'
   read_steps = _padded_x if steps == 'x' else concatenated_x
@@ -103,9 +95,8 @@ def parse(
         f' sequence {known.any(1).argmin()} has none'
     )
   if form.kind == 'regression':
-    y = y if y.ndim > known.ndim else y[..., None]
     are_numbers = valid if form.every_step else known
-    check_values(y, are_numbers, f'{name}: y', form.every_step)
+    array_checks.finite(y, are_numbers, f'{name}: y', allow_nan=form.every_step)
     y = sequence_arrays.narrow(y, known)
   if form.every_step:
     y = y.copy()
@@ -121,16 +112,20 @@ def checked(
   """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
 
   Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
-
-  Raises:
-    ValueError: a valid step has no finite number in float32.
   """
   remedy = "save x, y and, for the task 'sequences', "
   told, unheld = sequence_checks.padding(x, lengths, remedy)
   valid = np.arange(x.shape[1]) < lengths[:, None]
   advice = "--config.data.missing='zero' allows NaN in x"
   advice = advice if missing == 'refuse' else ''
-  check_values(x, valid, name, missing == 'zero', advice, unheld)
+  array_checks.finite(
+      x,
+      valid,
+      name,
+      allow_nan=missing == 'zero',
+      advice=advice,
+      remedy=unheld,
+  )
   for sentence in told:
     print(f'WARNING: data: {name}: {sentence}', flush=True)
   # Nothing may be left of values in the padding.
@@ -141,7 +136,7 @@ def checked(
 def load(
     path: pathlib.Path,
     known: Sequence[str] | None,
-    check: Callable[[dict[str, np.ndarray]], None] = lambda _: None,
+    check: Callable[[dict[str, np.ndarray]], Any] = lambda _: None,
     names: Callable[[list[str]], None] = lambda _: None,
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of a file that are read.
@@ -152,10 +147,6 @@ def load(
     check: function that raises where arrays do not fit together. Its arrays are
       first stand-ins of their shapes: a small file may hold very much.
     names: function that raises where an array is missing.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is no such file.
   """
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
@@ -258,32 +249,23 @@ def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
 
 def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   """Returns (x [N, T, F], lengths [N])."""
-  x = _with_columns(arrays['x'], ('N', 'T'), f'{name}: x')
-  if 'lengths' not in arrays:
-    return x, np.full(len(x), x.shape[1], np.int32)
-  lengths = arrays['lengths']
-  if lengths.ndim == 1 and len(lengths) != len(x):
-    raise ValueError(
-        f'{name}: lengths must have an entry for each of the {len(x)} rows of'
-        f' x; it has {len(lengths)}'
-    )
-  return x, _lengths(lengths, x.shape[1], name)
+  x = _steps(arrays['x'], f'{name}: x', ('N', 'T', 'F'))
+  count, most = x.shape[:2]
+  lengths = arrays.get('lengths', np.full(count, most))
+  return x, _lengths(lengths, name, count, most)
 
 
 def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (x [N, T, F], lengths [N]) of 'steps' [total, F] and 'lengths'.
-
-  Raises:
-    ValueError: they do not fit together; `name` is the file's.
-  """
-  steps = _with_columns(arrays['steps'], ('total',), f'{name}: steps')
+  """Returns (x [N, T, F], lengths [N]) of 'steps' [total, F] and 'lengths'."""
+  steps = _steps(arrays['steps'], f'{name}: steps', ('total', 'F'))
   if 'lengths' not in arrays:
     raise ValueError(f'{name}: steps need lengths, int [N]')
-  lengths = _lengths(arrays['lengths'], len(steps), name)
-  if lengths.sum() != len(steps):
+  lengths, total = arrays['lengths'], len(steps)
+  lengths = _lengths(lengths, name, lengths.size, total)
+  if lengths.sum() != total:
     raise ValueError(
-        f'{name}: lengths must sum to the {len(steps)} rows of steps; they sum'
-        f' to {lengths.sum()}'
+        f'{name}: lengths must sum to the {total} rows of steps; they sum to'
+        f' {lengths.sum()}'
     )
   try:
     x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
@@ -292,66 +274,46 @@ def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
   return x, lengths
 
 
-def _with_columns(
-    array: np.ndarray, axes: Sequence[str], name: str
-) -> np.ndarray:
-  """Returns real numbers with an axis of columns behind the others."""
-  _check_numeric(array, name)
-  if array.ndim - len(axes) not in (0, 1) or 0 in array.shape:
-    words = ', '.join(axes)
-    raise ValueError(
-        f'{name} must be [{words}, F] or [{words}], with none of them 0; its'
-        f' shape is {list(array.shape)}'
-    )
-  return array if array.ndim > len(axes) else array[..., None]
+def _steps(array: np.ndarray, name: str, axes: Sequence[str]) -> np.ndarray:
+  """Returns real numbers of these axes; the last is added where it is not."""
+  return array_checks.numbers(array, name, axes, kinds='iufb', needs_last=False)
 
 
-def _lengths(lengths: np.ndarray, most: int, name: str) -> np.ndarray:
-  """Returns them as int32 [N], each from 1 to `most`."""
-  if lengths.ndim != 1 or not len(lengths) or lengths.dtype.kind not in 'iu':
-    raise ValueError(
-        f'{name}: lengths must be integers [N]; got {lengths.dtype} of shape'
-        f' {list(lengths.shape)}'
-    )
-  wrong = np.flatnonzero((lengths < 1) | (lengths > most))
-  if len(wrong):
-    raise ValueError(
-        f'{name}: lengths must be from 1 to {most}; row {wrong[0]} has'
-        f' {lengths[wrong[0]]}'
-    )
-  return lengths.astype(np.int32)
+def _lengths(lengths, name: str, count: int, most: int) -> np.ndarray:
+  return array_checks.integers(
+      lengths, f'{name}: lengths', count, most, row='sequence'
+  )
 
 
 def _answers(
     arrays, form: Form, shape: tuple[int, ...], lengths: np.ndarray, name: str
 ) -> np.ndarray:
-  """Returns y with the axes of `shape`, [N, T], or its first."""
+  """Returns y with the axes of `shape`, [N, T], or its first.
+
+  Numbers have one axis more.
+  """
   y = arrays['y']
-  if form.kind == 'regression':
-    _check_numeric(y, f'{name}: y')
-  elif y.dtype.kind not in 'iubUS':
-    raise ValueError(
-        f'{name}: y must be integers, booleans or strings for classification;'
-        f' got {y.dtype}. Numbers to predict need'
-        " --config.data.kind='regression'"
-    )
-  expected, words = shape[:1], 'N'
+  axes: tuple[int | str, ...] = shape if form.every_step else shape[:1]
   is_flat = form.every_step and 'steps' in arrays
   if is_flat:
-    expected, words = (int(lengths.sum()),), 'total'
-  elif form.every_step:
-    expected, words = shape, 'N, T'
-  more = y.shape[len(expected) :]
-  allowed = (0, 1) if form.kind == 'regression' else (0,)
-  if y.shape[: len(expected)] != expected or not (
-      len(more) in allowed and all(more)
-  ):
-    or_more = f' or [{words}, D]' if form.kind == 'regression' else ''
-    raise ValueError(
-        f'{name}: y must be [{words}]{or_more}, here {list(expected)}, for'
-        f' config.data.every_step={form.every_step}; its shape is'
-        f' {list(y.shape)}'
-    )
+    axes = (int(lengths.sum()),)
+  kinds, noun = 'iufb', 'real numbers'
+  why = f' for config.data.every_step={form.every_step}'
+  if form.kind == 'regression':
+    axes = (*axes, 'D')
+  else:
+    kinds, noun = 'iubUS', 'integers, booleans or strings'
+    if y.dtype.kind == 'f':
+      why += " (numbers to predict need --config.data.kind='regression')"
+  y = array_checks.numbers(
+      y,
+      f'{name}: y',
+      axes,
+      kinds=kinds,
+      noun=noun,
+      why=why,
+      needs_last=form.kind == 'classification',
+  )
   if is_flat:
     y, _ = sequence_arrays.pad(np.split(y, np.cumsum(lengths)[:-1]))
   return y
@@ -382,47 +344,3 @@ def _labels(y: np.ndarray, name: str) -> np.ndarray:
         ' labels can be given as text'
     )
   return y.astype(np.int64) if y.dtype.kind in 'iu' else y
-
-
-def _check_numeric(array: np.ndarray, name: str) -> None:
-  if array.dtype.kind not in 'iufb':
-    raise ValueError(f'{name} must hold real numbers; got {array.dtype}')
-
-
-def check_values(
-    values: np.ndarray,
-    valid: np.ndarray,
-    name: str,
-    allow_nan: bool = False,
-    advice: str = '',
-    remedy: str = '',
-    is_counted: bool = True,
-) -> None:
-  """Raises ValueError for a value that float32 cannot hold in a valid step.
-
-  Args:
-    values: numbers [N, T, F], or [N, F] where there are no steps.
-    valid: whether a step counts, bool [N, T], or [N].
-    name: name of the file and array.
-    allow_nan: whether NaN is allowed.
-    advice: a hint on NaN.
-    remedy: a hint on any such value, instead; '' for nothing.
-    is_counted: whether to say how many values are wrong.
-  """
-  with np.errstate(over='ignore'):
-    values = values.astype(np.float32)
-  wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
-  wrong &= valid[..., None]
-  if not wrong.any():
-    return
-  place = tuple(np.argwhere(wrong)[0])
-  advice = remedy or (advice if np.isnan(values[place]) else '')
-  advice = f'; {advice}' if advice else ''
-  number = f' ({int(wrong.sum())} such values)' if is_counted else ''
-  steps = ('step',) * (len(place) - 2)
-  axes = zip(('sequence', *steps, 'column'), place, strict=True)
-  words = [f'{axis} {i}' for axis, i in axes]
-  raise ValueError(
-      f'{name} must be finite in float32; {", ".join(words)} is'
-      f' {values[place]}{number}{advice}'
-  )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 
 SPLITS = ('train', 'validation', 'test')
 # float32 has a millionth of a deviation so many deviations from zero.
@@ -70,7 +70,7 @@ def pad(
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
   step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  array_inputs.check_padding(lengths, step_bytes, 'cut or split the longest')
+  array_checks.check_padding(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence
@@ -224,15 +224,9 @@ def complete_splits(
 ) -> dict[str, Sequences]:
   """Returns 'train', 'validation' and 'test', as far as they are to be there.
 
-  Args:
-    splits: 'train' and maybe others; missing ones are split off from 'train'.
-    fractions: shares of 'train' as it is given, by the names of the splits that
-      are to be there.
-    seed: the seed of `split_off`.
-    stratify: whether y [N] holds classes, of which each split gets its share.
-
-  Raises:
-    ValueError: a split would be empty.
+  Missing ones are split off from 'train'. `fractions` are shares of 'train' as
+  it is given, by the names of the splits that are to be there. With `stratify`
+  each split gets its share of each class in y [N].
   """
   found = dict(splits)
   total = len(splits['train'].x)
@@ -275,13 +269,8 @@ def split_off(
   Each group gives about an equal share to the part, and one with a single
   example keeps it in the rest, unless the part is more than a half.
 
-  Args:
-    groups: the group of each example, [N].
-    size: the size of the part.
-    seed: the seed of `np.random.RandomState`, whose stream never changes.
-
-  Raises:
-    ValueError: a part would be empty.
+  `groups` [N] has the group of each example. `seed` is of
+  `np.random.RandomState`, whose stream never changes.
   """
   if not 0 < size < len(groups):
     raise ValueError(

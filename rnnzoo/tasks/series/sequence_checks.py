@@ -83,10 +83,7 @@ def padding(
   sequences. The second result is the sentence on padding that float32 cannot
   hold: NaN, or numbers that are infinite there.
 
-  Args:
-    x: the steps, [N, T, F].
-    lengths: steps of each sequence, int [N].
-    remedy: words on lengths, before 'lengths='.
+  `x` is [N, T, F], `lengths` int [N], and `remedy` words before 'lengths='.
   """
   count, steps, columns = x.shape
   found: list[str] = []

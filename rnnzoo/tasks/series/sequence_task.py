@@ -16,32 +16,31 @@ import numpy as np
 
 from rnnzoo import models
 from rnnzoo import settings
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
 from rnnzoo.tasks.series import heads
-from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
 # Rules of `config.data`, in every task of this kind.
-RULES: Mapping[str, fields.Rule] = {
+RULES: fields.Rules = {
     'standardize': fields.flag(),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
     'split_seed': fields.seed(),
 }
 
 _PAD = (
-    'pad sequences of several lengths: x, lengths ='
+    '; pad sequences of several lengths: x, lengths ='
     ' rnnzoo.tasks.series.sequence_arrays.pad(arrays), then'
     " predict({'x': x, 'lengths': lengths})"
 )
 
 
-class SequenceTask(protocol.Task):
+class SequenceTask(protocol.ConfigTask):
   """Answers of sequences.
 
   Trained models of it load without the data. A subclass whose `predict` needs
@@ -56,8 +55,12 @@ class SequenceTask(protocol.Task):
     answers: the kind of answers.
     class_names: names of classes, if any; a prediction is an index of it.
     summary: a summary of the data, for report.json.
+    kind: 'classification' or 'regression', where `config.data` has no kind.
   """
 
+  rules = RULES
+  model_rules = classification.RULES
+  kind = 'classification'
   class_names: tuple[str, ...]
   has_stream = True
 
@@ -72,18 +75,11 @@ class SequenceTask(protocol.Task):
   ):
     """Keeps the data, and prints their summary.
 
-    Args:
-      config: a config with `data.standardize`, `model` and `batch_size`.
-      dataset: the name of the data.
-      splits: 'train', 'validation', 'test'.
-      answers: the kind of the answers.
-      every_step: whether there is an answer for every step.
-
-    Raises:
-      ValueError: a split has other columns than 'train', other kinds of
-        answers, or none of its classes.
+    `splits` are 'train', 'validation' and 'test'. The config has
+    `data.standardize`, `model` and `batch_size`.
     """
-    self._set_up(config, answers, every_step)
+    self._set_up(config)
+    self._take(answers, every_step)
     self.dataset = dataset
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
@@ -138,16 +134,19 @@ class SequenceTask(protocol.Task):
         split.lengths.min() < split.x.shape[1] for split in splits.values()
     )
 
-  def _set_up(self, config, answers, every_step) -> None:
-    check_model(config)
-    self._model = config.model
-    self._has_field = 'missing' in config.data
-    self.every_step = every_step
-    self.answers = answers
+  def _set_up(self, config):
+    super()._set_up(config)
+    kind = config.data.get('kind', self.kind)
+    if kind == 'regression' and self.label_smoothing:
+      raise ValueError(
+          'config.model.label_smoothing must be 0 for answers that are numbers;'
+          f' got {self.label_smoothing}'
+      )
+
+  def _take(self, answers: answers_lib.Answers, every_step: bool) -> None:
+    self.answers, self.every_step = answers, every_step
     self.metrics = answers.metrics
-    self.label_smoothing = 0.0
     if isinstance(answers, answers_lib.Classes):
-      self.label_smoothing = config.model.label_smoothing
       self.class_names = answers.names
 
   def describe(self):
@@ -161,17 +160,14 @@ class SequenceTask(protocol.Task):
         'are_ragged': bool(self._are_ragged),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
+  def _restore(self, described):
     answers = answers_lib.restore(described['answers'])
-    task._set_up(config, answers, described['every_step'])
-    task._mean = np.array(described['mean'])
-    task._deviation = np.array(described['deviation'])
-    task.shift = np.array(described['shift'])
-    task._have_missing = described['have_missing']
-    task._are_ragged = described['are_ragged']
-    return task
+    self._take(answers, described['every_step'])
+    self._mean = np.array(described['mean'])
+    self._deviation = np.array(described['deviation'])
+    self.shift = np.array(described['shift'])
+    self._have_missing = described['have_missing']
+    self._are_ragged = described['are_ragged']
 
   def build_model(self, rngs) -> models.SequenceModel:
     backbone = backbones.build(self._model, len(self._mean), rngs)
@@ -236,18 +232,59 @@ class SequenceTask(protocol.Task):
             x, lengths = sequence_arrays.pad([first, second])
             trained.predict({'x': x, 'lengths': lengths})
 
-    Raises:
-      ValueError: the inputs are anything else, or are not finite; NaN is
-        allowed where the data may have it, as by config.data.missing='zero'.
+    Steps beyond a sequence's end become zero. With a shift, x - shift is in a
+    mapping as 'centred', and x is not.
     """
-    return check_inputs(
-        inputs,
-        len(self._mean),
-        self._have_missing,
-        self._has_field,
-        shift=self.shift,
-        are_ragged=self._are_ragged,
+    given = array_checks.by_name(inputs, ('x', 'lengths'))
+    if 'x' not in given:
+      raise ValueError("inputs must have the key 'x', an array [B, T, F]")
+    has_field, columns = 'missing' in self._data, len(self._mean)
+    field = "a model trained with config.data.missing='zero'"
+    x = array_checks.numbers(
+        given['x'],
+        'x',
+        ('B', 'T', columns),
+        kinds='iufb',
+        why=' as in training',
+        hint=_PAD,
+        mask=f'; x.filled(nan) is for {field}' * has_field,
     )
+    if self._are_ragged and given.get('lengths') is None and x.shape[1] > 1:
+      raise ValueError(
+          'inputs must have lengths, since the model was trained on sequences'
+          " of several; {'x': x, 'lengths': lengths} would work, with lengths"
+          f' int [B] from 1 to {x.shape[1]}'
+      )
+    found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
+    if given.get('lengths') is not None:
+      lengths = found['lengths'] = array_checks.integers(
+          given['lengths'],
+          'lengths',
+          *x.shape[:2],
+          of=', the steps of x',
+          row='sequence',
+      )
+    valid = np.arange(x.shape[1]) < lengths[:, None]
+    remedy = "give {'x': x, 'lengths': lengths}, with "
+    _, unheld = sequence_checks.padding(x, lengths, remedy)
+    array_checks.finite(
+        x,
+        valid,
+        'x',
+        allow_nan=self._have_missing,
+        advice=f'{field} takes NaN' * has_field,
+        remedy=unheld,
+    )
+    x = np.where(valid[..., None], x, x.dtype.type(0))
+    centred = sequence_arrays.centre(x, self.shift, valid)
+    if x.dtype.kind not in 'iu':
+      _warn_of_digits(x.dtype, self.shift)
+    lost = sequence_arrays.lost_steps(x[valid], centred[valid])
+    for sentence in sequence_checks.rounding(*lost):
+      settings.warn(f'x: {sentence}')
+    if self.shift.any():
+      return {'centred': centred, **found}
+    return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns classes, int32 [B], or numbers, float32 [B, D].
@@ -260,52 +297,41 @@ class SequenceTask(protocol.Task):
     return self.answers.predict(self._answers(model, inputs))
 
   def logits(self, model, inputs) -> jax.Array:
-    """Returns the logits of classes, with an axis of time where `predict` has.
-
-    Raises:
-      NotImplementedError: the answers are numbers.
-    """
+    """Returns the logits of classes; see `predict` for axes."""
     if isinstance(self.answers, answers_lib.Numbers):
       return super().logits(model, inputs)
     return self._answers(model, inputs)
 
   def model_inputs(self, inputs) -> jax.Array:
     """Returns standardised x, float32 [B, T, F], with zeros for NaN."""
-    if not isinstance(inputs, Mapping):
-      inputs = {'x': inputs}
-    x = inputs['centred' if 'centred' in inputs else 'x']
-    if 'centred' not in inputs and self.shift.any():
+    x, _ = _parts(inputs)
+    is_centred = isinstance(inputs, Mapping) and 'centred' in inputs
+    if not is_centred and self.shift.any():
       _warn_of_digits(x.dtype, self.shift)
       x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
     return self._standardized(x)
 
   def examples(self, inputs, y):
     """Returns x, lengths and y as in `splits`."""
-    if not isinstance(inputs, Mapping):
-      inputs = {'x': inputs}
-    x = inputs['centred' if 'centred' in inputs else 'x']
-    lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
+    x, lengths = _parts(inputs)
+    if lengths is None:
+      lengths = np.full(len(x), x.shape[1], np.int32)
     valid = np.arange(x.shape[1]) < lengths[:, None]
     valid = valid if self.every_step else np.ones(len(x), bool)
-    y = self.answers.given(array_inputs.unmasked(y, 'y'), valid)
+    y = self.answers.given(y, valid)
     found = sequence_arrays.Sequences(x, lengths, y)
     if not found.known(self.every_step).any():
       raise ValueError('y must have an answer; there is none')
     return {'x': x, 'lengths': lengths, 'y': y}
 
   def distribution(self, model, inputs) -> heads.Distribution:
-    """Returns the distributions of numbers; see `predict` for axes and units.
-
-    Raises:
-      NotImplementedError: the answers are classes.
-    """
+    """Returns distributions of numbers; see `predict` for axes and units."""
     if isinstance(self.answers, answers_lib.Classes):
       return super().distribution(model, inputs)
     return self.answers.distribution(self._answers(model, inputs))
 
   def _answers(self, model, inputs) -> jax.Array:
-    lengths = inputs.get('lengths') if isinstance(inputs, Mapping) else None
-    return model(self.model_inputs(inputs), seq_lengths=lengths)
+    return model(self.model_inputs(inputs), seq_lengths=_parts(inputs)[1])
 
   def in_units(self, predictions):
     # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
@@ -323,93 +349,11 @@ class SequenceTask(protocol.Task):
     return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
 
 
-def check_model(
-    config: ml_collections.ConfigDict, are_classes: bool = True
-) -> None:
-  """Raises ValueError for fields of `config.model` that cannot be.
-
-  A task calls it before it reads data, which takes a while. Labels of classes
-  alone may be smoothed.
-  """
-  backbones.check(config.model)
-  fields.check(config.model, classification.RULES, 'config.model')
-  if not are_classes and config.model.label_smoothing:
-    raise ValueError(
-        'config.model.label_smoothing must be 0 for answers that are numbers;'
-        f' got {config.model.label_smoothing}'
-    )
-
-
-def check_inputs(
-    inputs: Any,
-    columns: int,
-    allow_nan: bool,
-    has_field: bool = True,
-    *,
-    shift: np.ndarray | None = None,
-    are_ragged: bool = False,
-) -> Any:
-  """Returns x float32 [B, T, F], or a mapping with it and lengths int32 [B].
-
-  With lengths, steps beyond a sequence's end are zero. With a shift, x - shift
-  stands in a mapping as 'centred', and x does not.
-
-  Args:
-    inputs: x, or a mapping with 'x' and maybe 'lengths'.
-    columns: the number of columns, F, of the model.
-    allow_nan: whether x may hold NaN.
-    has_field: whether the task has `config.data.missing`, by which a model is
-      trained to take NaN.
-    shift: numbers taken off columns before float32 rounds them, [F], or None.
-    are_ragged: whether training had sequences of several lengths.
-
-  Raises:
-    ValueError: the inputs are something else.
-  """
-  given = inputs if isinstance(inputs, Mapping) else {'x': inputs}
-  if others := [key for key in given if key not in ('x', 'lengths')]:
-    hint = ''
-    if others[0] in ('seq_lengths', 'length', 'seq_length', 'seq_len'):
-      hint = f"; call {others[0]!r} 'lengths'"
-    raise ValueError(
-        "inputs must have no keys but 'x' and 'lengths'; got"
-        f' {others[0]!r}{hint}'
-    )
-  if 'x' not in given:
-    raise ValueError("inputs must have the key 'x', an array [B, T, F]")
-  x = _x(given['x'], columns, has_field)
-  if are_ragged and given.get('lengths') is None and x.shape[1] > 1:
-    raise ValueError(
-        'inputs must have lengths, since the model was trained on sequences of'
-        " several; {'x': x, 'lengths': lengths} would work, with lengths int"
-        f' [B] from 1 to {x.shape[1]}'
-    )
-  found, lengths = {}, np.full(len(x), x.shape[1], np.int32)
-  if given.get('lengths') is not None:
-    lengths = found['lengths'] = array_inputs.counts(
-        given['lengths'],
-        'lengths',
-        *x.shape[:2],
-        of='the steps of x',
-        row='sequence',
-    )
-  valid = np.arange(x.shape[1]) < lengths[:, None]
-  remedy = "give {'x': x, 'lengths': lengths}, with "
-  _, unheld = sequence_checks.padding(x, lengths, remedy)
-  advice = "a model trained with config.data.missing='zero' takes NaN"
-  advice *= has_field
-  npz.check_values(x, valid, 'x', allow_nan, advice, unheld, is_counted=False)
-  x = np.where(valid[..., None], x, x.dtype.type(0))
-  shift = np.zeros(columns) if shift is None else shift
-  centred = sequence_arrays.centre(x, shift, valid)
-  if x.dtype.kind not in 'iu':
-    _warn_of_digits(x.dtype, shift)
-  lost = sequence_arrays.lost_steps(x[valid], centred[valid])
-  for sentence in sequence_checks.rounding(*lost):
-    settings.warn(f'x: {sentence}')
-  if shift.any():
-    return {'centred': centred, **found}
-  return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
+def _parts(inputs: Any) -> tuple[Any, Any]:
+  """Returns x, centred if it is there so, and lengths or None."""
+  if not isinstance(inputs, Mapping):
+    return inputs, None
+  return inputs.get('centred', inputs.get('x')), inputs.get('lengths')
 
 
 def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
@@ -421,46 +365,3 @@ def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
         f' {column}, {shift[column]:g} from zero; give numpy arrays of'
         f' {"float64 or " * is_narrow}int64, and not inside jax.jit'
     )
-
-
-def _x(given: Any, columns: int, has_field: bool) -> np.ndarray:
-  """Returns x [B, T, F], in the dtype that was given."""
-  if isinstance(given, np.ma.MaskedArray):
-    hint = (
-        "; x.filled(nan) is for a model trained with config.data.missing='zero'"
-    )
-    raise ValueError(
-        'x must have no mask of numpy, which would be ignored'
-        + hint * has_field
-    )
-  try:
-    x = np.asarray(given)
-  except ValueError as error:
-    raise ValueError(
-        f'x must be one array [B, T, {columns}], not a list of arrays of'
-        f' several shapes; {_PAD}'
-    ) from error
-  if x.dtype == object:
-    raise ValueError(
-        f'x must be an array [B, T, {columns}] of numbers, not of Python'
-        f' objects; {_PAD}'
-    )
-  # bfloat16 is no kind that numpy knows: 'V'.
-  if x.dtype.kind not in 'iufb' and x.dtype.name != 'bfloat16':
-    raise ValueError(f'x must hold real numbers; got {x.dtype}')
-  if x.ndim != 3 or 0 in x.shape:
-    hint = ''
-    if x.ndim == 2 and x.shape[1] == columns:
-      hint = '; x[None] makes a batch of one sequence'
-    elif x.ndim == 2 and columns == 1:
-      hint = '; x[..., None] gives it its one column'
-    raise ValueError(
-        f'x must be [B, T, {columns}], with none of them 0; its shape is'
-        f' {list(x.shape)}{hint}'
-    )
-  if x.shape[2] != columns:
-    raise ValueError(
-        f'x must have {columns} columns, as the model was trained on; it has'
-        f' {x.shape[2]}, its shape [B, T, F] being {list(x.shape)}'
-    )
-  return x.astype(np.float32) if x.dtype.kind == 'V' else x

@@ -44,7 +44,7 @@ from rnnzoo.tasks.series import sequence_task
 _LIKE_SPLITS = ('trn', 'val', 'vali', 'dev', 'eval', 'evaluation', 'tst')
 _BEGINNINGS = ('train', 'valid', 'test')
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'source': fields.Rule(
         "'files' or 'tfds:<name>'",
@@ -65,16 +65,12 @@ _RULES: Mapping[str, fields.Rule] = {
 class OwnSequences(sequence_task.SequenceTask):
   """Sequences of .npz files; classes or numbers, of a sequence or a step."""
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data of a config as in `configs/base_sequences.py`.
+  rules = _RULES
 
-    Raises:
-      ValueError: a field or a file holds something that cannot be.
-      FileNotFoundError: there is no such file.
-    """
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Reads the data of a config as in `configs/base_sequences.py`."""
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    sequence_task.check_model(config, data.kind == 'classification')
     if data.source != 'files':
       fields.check_unread(data, ('path',), 'source')
       name, splits = _read_tfds(data)
@@ -89,31 +85,15 @@ class OwnSequences(sequence_task.SequenceTask):
       path = fields.expand(data.path, 'config.data.path')
       form = npz.Form(data.kind, data.every_step, data.missing)
       name, splits = path.name, read_splits(path, form)
-    are_classes = data.kind == 'classification'
-    kind: answers.Answers
-    if are_classes:
-      fields.check_unread(data, {'head': 'point'}, 'kind')
-      splits, kind = encode(splits, data.every_step)
-    splits = sequence_arrays.complete_splits(
-        splits,
-        {'test': data.test_fraction, 'validation': data.validation_fraction},
-        data.split_seed,
-        stratify=are_classes and not data.every_step,
-    )
-    if not are_classes:
-      kind = numbers(splits['train'], data)
-    super().__init__(config, name, splits, kind, every_step=data.every_step)
+    every_step = data.every_step
+    divided_splits = divided(splits, data, every_step)
+    super().__init__(config, name, *divided_splits, every_step=every_step)
 
 
 def read_splits(
     path: pathlib.Path, form: npz.Form
 ) -> dict[str, sequence_arrays.Sequences]:
-  """Returns the splits that a file or folder has; 'train' is among them.
-
-  Raises:
-    FileNotFoundError: there is no such path.
-    ValueError: files do not fit together, or one is not as it should be.
-  """
+  """Returns the splits that a file or folder has; 'train' is among them."""
   if not path.is_dir():
     return {'train': npz.read(path, form)}
   files = sorted(f for f in path.iterdir() if f.suffix.lower() == '.npz')
@@ -162,9 +142,6 @@ def encode(
   """Returns splits with classes as int32, and the classes, sorted.
 
   Labels are of one kind: integers, booleans or strings, as `npz` reads them.
-
-  Raises:
-    ValueError: there are not two classes.
   """
   real = [split.y[split.known(every_step)] for split in splits.values()]
   labels = np.unique(np.concatenate(real))
@@ -180,6 +157,28 @@ def encode(
       y[split.valid() & ~split.known(every_step)] = sequence_arrays.NO_LABEL
     encoded[name] = split._replace(y=y)
   return encoded, answers.Classes(names)
+
+
+def divided(
+    parts: Mapping[str, sequence_arrays.Sequences],
+    data: ml_collections.ConfigDict,
+    every_step: bool = False,
+) -> tuple[dict[str, sequence_arrays.Sequences], answers.Answers]:
+  """Returns all splits of a config, and the kind of the answers.
+
+  The parts are 'train' and, where the data have them, further splits.
+  """
+  classes = None
+  if data.kind == 'classification':
+    fields.check_unread(data, {'head': 'point'}, 'kind')
+    parts, classes = encode(parts, every_step)
+  splits = sequence_arrays.complete_splits(
+      parts,
+      {'test': data.test_fraction, 'validation': data.validation_fraction},
+      data.split_seed,
+      stratify=classes is not None and not every_step,
+  )
+  return splits, classes or numbers(splits['train'], data)
 
 
 def numbers(

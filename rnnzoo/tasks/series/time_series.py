@@ -10,8 +10,6 @@ steps and 6 columns, to measure speed: random walks, whose class is the column
 that drifts.
 """
 
-from collections.abc import Mapping
-
 import ml_collections
 import numpy as np
 
@@ -24,7 +22,7 @@ from rnnzoo.tasks.series import uea
 
 SYNTHETIC = 'synthetic_eigenworms'
 
-_RULES: Mapping[str, fields.Rule] = {
+_RULES: fields.Rules = {
     **sequence_task.RULES,
     'name': fields.text(),
     'manual_dir': fields.text(),
@@ -38,6 +36,8 @@ _RULES: Mapping[str, fields.Rule] = {
 class TimeSeries(sequence_task.SequenceTask):
   """A data set of the archives; a class or a number a sequence."""
 
+  rules = _RULES
+
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data of a config as in `configs/base_time_series.py`.
 
@@ -48,10 +48,8 @@ class TimeSeries(sequence_task.SequenceTask):
       ModuleNotFoundError: the extra 'timeseries' is not installed.
       ConnectionError: the data could not be downloaded.
     """
+    self._set_up(config)
     data = config.data
-    fields.check(data, _RULES, 'config.data')
-    are_classes = data.kind == 'classification'
-    sequence_task.check_model(config, are_classes)
     if data.name == SYNTHETIC:
       unread = {'manual_dir': '', 'kind': 'classification'}
       fields.check_unread(data, unread, 'name')
@@ -62,18 +60,7 @@ class TimeSeries(sequence_task.SequenceTask):
       parts = uea.read(data.name, data.manual_dir, data.kind)
     if data.split == 'pooled':
       parts = {'train': sequence_arrays.concatenate(parts.values(), False)}
-    splits, classes = parts, None
-    if are_classes:
-      fields.check_unread(data, {'head': 'point'}, 'kind')
-      splits, classes = sequences.encode(parts, every_step=False)
-    splits = sequence_arrays.complete_splits(
-        splits,
-        {'test': data.test_fraction, 'validation': data.validation_fraction},
-        data.split_seed,
-        stratify=are_classes,
-    )
-    answers = classes or sequences.numbers(splits['train'], data)
-    super().__init__(config, data.name, splits, answers)
+    super().__init__(config, data.name, *sequences.divided(parts, data))
 
 
 def synthetic(

@@ -18,7 +18,6 @@ References:
 
 from collections.abc import Iterator
 import contextlib
-import difflib
 import os
 import pathlib
 
@@ -245,6 +244,5 @@ def _did_you_mean(name: str, folder: pathlib.Path | None) -> str:
   known = [*tsc_datasets.multivariate, *tsc_datasets.univariate]
   if folder and folder.parent.is_dir():
     known += [part.name for part in folder.parent.iterdir() if part.is_dir()]
-  lower = {one.lower(): one for one in known}
-  close = difflib.get_close_matches(name.lower(), lower, n=1)
-  return f'; did you mean {lower[close[0]]!r}?' if close else ''
+  hint = fields.did_you_mean(name, known)
+  return hint and f'; {hint}'

@@ -36,7 +36,7 @@ class AddingProblem(made.MadeTask):
 
   metrics = (protocol.Metric('mse', higher_is_better=False, form='.3g'),)
   has_stream = True
-  rules = types.MappingProxyType({'length': fields.integer(2, 20_000)})
+  rules: fields.Rules = {**made.RULES, 'length': fields.integer(2, 20_000)}
 
   def _set_up(self, config):
     super()._set_up(config)

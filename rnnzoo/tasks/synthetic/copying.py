@@ -33,30 +33,13 @@ import optax
 
 from rnnzoo import models
 from rnnzoo.models import language as language_model
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import made
 
-
-def _is_curriculum(value: Any) -> bool:
-  """Returns whether it is a tuple of (length, epochs)."""
-  is_whole = fields.integer(1, 20_000).allows
-  return isinstance(value, list | tuple) and all(
-      isinstance(pair, list | tuple)
-      and len(pair) == 2
-      and all(map(is_whole, pair))
-      for pair in value
-  )
-
-
-_SYMBOLS = {'num_symbols': fields.integer(1, 1000)}
-# Rules of `config.model`, with the blocks of a language model.
-_MODEL_RULES = {
-    'mlp': fields.one_of(language_model.MLPS, optional=True),
-    'conv_width': fields.integer(0, 1000),
-}
+_RULES = {**made.RULES, 'num_symbols': fields.integer(1, 1000)}
 
 SYMBOLS, BLANK, DELIMITER = 8, 8, 9
 
@@ -74,13 +57,14 @@ class Recall(made.MadeTask):
   """
 
   metrics = (protocol.Metric('accuracy'), protocol.Metric('exact_match'))
+  # The blocks may be those of a language model.
+  model_rules: fields.Rules = {
+      'mlp': fields.optional(fields.one_of(language_model.MLPS)),
+      'conv_width': fields.integer(0, 1000),
+  }
   num_tokens: int
   # Whether the loss counts the steps before the answer, which is BLANK there.
   loss_on_all_steps = False
-
-  def _set_up(self, config):
-    super()._set_up(config)
-    fields.check(config.model, _MODEL_RULES, 'config.model')
 
   def build_model(self, rngs):
     """Returns the model that `config.model` describes.
@@ -128,7 +112,7 @@ class Recall(made.MadeTask):
     )
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, self.num_tokens, self._data.num_symbols)
+    return array_checks.tokens(inputs, self.num_tokens, self._data.num_symbols)
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits [B, K, symbols] of the K symbols that are named.
@@ -146,13 +130,11 @@ class CopyMemory(Recall):
   'recalled' it is the mean over the steps on which symbols are named.
   """
 
-  rules = types.MappingProxyType(
-      {
-          **_SYMBOLS,
-          'delay': fields.integer(1, 20_000),
-          'loss_steps': fields.one_of(('all', 'recalled')),
-      }
-  )
+  rules: fields.Rules = {
+      **_RULES,
+      'delay': fields.integer(1, 20_000),
+      'loss_steps': fields.one_of(('all', 'recalled')),
+  }
   num_tokens = DELIMITER + 1
 
   def _set_up(self, config):
@@ -181,17 +163,15 @@ class CopyMemory(Recall):
 class SelectiveCopying(Recall):
   """Names 16 symbols that stood among noise."""
 
-  rules = types.MappingProxyType(
-      {
-          **_SYMBOLS,
-          'length': fields.integer(1, 20_000),
-          'num_tokens': fields.integer(3, 256),
-          'curriculum': fields.Rule(
-              'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
-              _is_curriculum,
-          ),
-      }
-  )
+  rules: fields.Rules = {
+      **_RULES,
+      'length': fields.integer(1, 20_000),
+      'num_tokens': fields.integer(3, 256),
+      'curriculum': fields.pairs(
+          'pairs of a length and of epochs, such as ((64, 10), (256, 5))',
+          *[fields.integer(1, 20_000)] * 2,
+      ),
+  }
 
   def _set_up(self, config):
     super()._set_up(config)

@@ -39,23 +39,16 @@ NO_LABEL = -1
 
 
 class Language(NamedTuple):
-  """A finite automaton, and the strings that it may meet.
+  """A finite automaton, and the strings that it may meet."""
 
-  Attributes:
-    transitions: int [S, V], the state after a state and a token.
-    labels: int [S], the label of a string that ends in a state.
-    start: the state before the first token.
-    ranges: (position, length) -> (low, high), the tokens that may stand at a
-      position of a string of a length, high excluded. It takes numbers and
-      arrays, traced ones too.
-    length_multiple: strings have lengths that are multiples of it.
-  """
-
-  transitions: np.ndarray
-  labels: np.ndarray
-  start: int
+  transitions: np.ndarray  # int [S, V], the state after a state and a token.
+  labels: np.ndarray  # int [S], the label of a string that ends in a state.
+  start: int  # The state before the first token.
+  # (position, length) -> (low, high), the tokens that may stand at a position
+  # of a string of a length, high excluded. It takes numbers and arrays, traced
+  # ones too.
   ranges: Callable[[Any, Any], tuple[Any, Any]]
-  length_multiple: int = 1
+  length_multiple: int = 1  # Strings have lengths that are multiples of it.
 
   @property
   def num_tokens(self) -> int:

@@ -8,11 +8,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 
-_RULES: Mapping[str, fields.Rule] = {
+RULES: fields.Rules = {
     'steps_per_epoch': fields.integer(1, 10**6),
     'num_validation': fields.integer(1, 10**4),
     'num_test': fields.integer(1, 10**4),
@@ -20,20 +19,14 @@ _RULES: Mapping[str, fields.Rule] = {
 }
 
 
-class MadeTask(protocol.Task):
+class MadeTask(protocol.ConfigTask):
   """A task that makes its data: batches on the device, all else by numpy."""
 
-  # Rules of `config.data` beside the common ones.
-  rules: Mapping[str, fields.Rule]
   # Lessons of the `Generator`.
   lessons: tuple[Any, ...] = ()
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Makes the splits of a config as in `configs/base_<task>.py`.
-
-    Raises:
-      ValueError: a field has a value that does not exist.
-    """
+    """Makes the splits of a config as in `configs/base_<task>.py`."""
     self._set_up(config)
     rng = np.random.default_rng(self._data.seed)
     self.splits: Mapping[str, protocol.Split] = {
@@ -43,22 +36,8 @@ class MadeTask(protocol.Task):
         **self._make_fixed(rng),
     }
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    """Checks the config, and sets all but `splits`."""
-    fields.check(config.data, {**_RULES, **self.rules}, 'config.data')
-    backbones.check(config.model)
-    self._model, self._data = config.model, config.data
-    self.batch_size = config.batch_size
-
   def describe(self):
     return {}
-
-  @classmethod
-  def restore(cls, config, described):
-    del described
-    task = cls.__new__(cls)
-    task._set_up(config)
-    return task
 
   @abc.abstractmethod
   def _make_batch(self, key: jax.Array) -> dict[str, jax.Array]:

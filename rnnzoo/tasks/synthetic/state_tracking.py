@@ -31,11 +31,11 @@ import numpy as np
 import optax
 
 from rnnzoo import models
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.synthetic import languages
 from rnnzoo.tasks.synthetic import made
 
@@ -68,21 +68,20 @@ class StateTracking(made.MadeTask):
   """
 
   has_stream = True
-  rules = types.MappingProxyType(
-      {
-          'language': fields.one_of(languages.LANGUAGES),
-          'label_steps': fields.one_of(('last', 'every')),
-          'input_noise': fields.number(0, 100),
-          'clean_epochs': fields.integer(0),
-          'validation_noise': fields.number(0, 100),
-          'min_length': fields.integer(1, _MOST),
-          'max_length': fields.integer(1, _MOST),
-          'test_lengths': fields.Rule(
-              f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
-              _are_lengths,
-          ),
-      }
-  )
+  rules: fields.Rules = {
+      **made.RULES,
+      'language': fields.one_of(languages.LANGUAGES),
+      'label_steps': fields.one_of(('last', 'every')),
+      'input_noise': fields.number(0, 100),
+      'clean_epochs': fields.integer(0),
+      'validation_noise': fields.number(0, 100),
+      'min_length': fields.integer(1, _MOST),
+      'max_length': fields.integer(1, _MOST),
+      'test_lengths': fields.Rule(
+          f'ascending integers from 1 to {_MOST}, such as (40, 2048)',
+          _are_lengths,
+      ),
+  }
 
   def _set_up(self, config):
     super()._set_up(config)
@@ -176,7 +175,7 @@ class StateTracking(made.MadeTask):
     )
 
   def check_inputs(self, inputs):
-    return token_inputs.check_with_length(inputs, self.language.num_tokens)
+    return array_checks.tokens_with_length(inputs, self.language.num_tokens)
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits [B, labels] of the whole strings of 'tokens', [B, T]."""

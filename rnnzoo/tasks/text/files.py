@@ -17,7 +17,7 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.models import decoding
-from rnnzoo.tasks import array_inputs
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 
@@ -43,15 +43,7 @@ def read(path: str, field: str, most: int | None = None) -> str:
   In the file they may have a carriage return before it. Marks within it, as in
   files that were joined, are left out as well.
 
-  Args:
-    path: path of the file.
-    field: the config's field that holds the path, for messages.
-    most: bytes that a text can have; None for any.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: the file is no such text, or too large, or a carriage return in
-      it has no newline behind.
+  `field` names the field of the config, for messages; `most` bounds the bytes.
   """
   file = fields.expand(path, field)
   if not path:
@@ -93,7 +85,8 @@ def read(path: str, field: str, most: int | None = None) -> str:
     raise ValueError(
         f'{path}, line {len(before) + 1}, is not {encoding.upper()}: byte'
         f' {len(last.encode(encoding)) + 1} of the line is'
-        f' {content[error.start]:#04x}'
+        f' {content[error.start]:#04x}; iconv -f latin1 -t utf-8 makes UTF-8 of'
+        ' Latin-1, say'
     ) from error
   if text.count('\0') > len(text) // 4:
     raise ValueError(
@@ -119,10 +112,6 @@ def read_parallel(
 
   Both are paths of files that `read` reads, and `fields` the config's fields
   that hold the paths, for messages.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: a file is no text or has no lines, or numbers of lines differ.
   """
   sources, targets = _read(source, fields[0]), _read(target, fields[1])
   sides = (sources, targets, source), (targets, sources, target)
@@ -161,9 +150,6 @@ def read_tfds(
 
   A split for validation or for the test that the set lacks is the last
   twentieth of the lines left to train on.
-
-  Raises:
-    ValueError: the set cannot be read, or has no text.
   """
   found = tfds_sets.read(source, data_dir)
   splits = {}
@@ -216,24 +202,19 @@ def buckets(
 ) -> list[dict[str, np.ndarray]]:
   """Returns pairs by length, each padded to the longest one of its bucket.
 
-  Args:
-    pairs: tokens of sources and of targets.
-    cuts: a result of `boundaries`.
+  `pairs` are tokens of sources and of targets, `cuts` a result of `boundaries`.
 
   Returns:
     For each bucket that has pairs, 'source' int32 [N, S], its end included;
     'source_length' int32 [N]; 'target' int32 [N, T + 1], from start to end; and
     'target_length' int32 [N], tokens to predict, the end included.
-
-  Raises:
-    ValueError: nearly all of many bytes would be padding.
   """
   found = np.searchsorted(np.array(cuts, int), longest(pairs))
   parts = []
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
     for side in pairs:
-      array_inputs.check_padding(
+      array_checks.check_padding(
           [len(side[i]) + 1 for i in places],
           4,
           'shorten or leave out the longest lines; of those to train on,'

@@ -23,7 +23,6 @@ import itertools
 import pathlib
 import platform
 import re
-import types
 from typing import Any
 
 from flax import nnx
@@ -36,10 +35,10 @@ import optax
 from rnnzoo import models
 from rnnzoo import settings
 from rnnzoo.models import language as language_model
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import tokens as tokens_lib
 
@@ -52,39 +51,37 @@ _TOGETHER = 32
 
 # Words in the names of files of a folder, by part.
 _PARTS = (('train',), ('valid', 'validation', 'val'), ('test',))
-_FRACTIONS = types.MappingProxyType(
-    {'validation_fraction': 0.05, 'test_fraction': 0.05}
-)
+_FRACTIONS = {'validation_fraction': 0.05, 'test_fraction': 0.05}
 
-_SAMPLE_RULES: Mapping[str, fields.Rule] = {
+_SAMPLE_RULES: fields.Rules = {
     'length': fields.integer(1, 10**6),
     'temperature': fields.number(0),
-    'top_k': fields.integer(1, optional=True),
-    'top_p': fields.number(0, 1, above=True, optional=True),
+    'top_k': fields.optional(fields.integer(1)),
+    'top_p': fields.optional(fields.number(0, 1, above=True)),
 }
-_DATA_RULES: Mapping[str, fields.Rule] = {
+_DATA_RULES: fields.Rules = {
     'path': fields.text(),
     'context': fields.integer(1, 2**20),
-    'test_context': fields.integer(1, 2**20, optional=True),
+    'test_context': fields.optional(fields.integer(1, 2**20)),
     'steps_per_epoch': fields.integer(1),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
     'test_fraction': fields.number(0, 1, above=True, below=True),
     'sample_length': _SAMPLE_RULES['length'],
     'sample_temperature': _SAMPLE_RULES['temperature'],
     'tokens': fields.one_of(tokens_lib.KINDS),
-    'vocabulary_size': fields.integer(256, 10**7, optional=True),
+    'vocabulary_size': fields.optional(fields.integer(256, 10**7)),
 }
 # Configs of the task's earlier name, 'characters', lack all others.
 _OLD_FIELDS = set(_DATA_RULES) - {'tokens', 'vocabulary_size'}
-_MODEL_RULES: Mapping[str, fields.Rule] = {
+_MODEL_RULES: fields.Rules = {
     'conv_width': fields.integer(0, 1000),
-    'mlp': fields.one_of(language_model.MLPS, optional=True),
-    'mlp_features': fields.integer(1, 2**18, optional=True),
+    'mlp': fields.optional(fields.one_of(language_model.MLPS)),
+    'mlp_features': fields.optional(fields.integer(1, 2**18)),
     'is_tied': fields.flag(),
 }
 
 
-class Text(protocol.Task):
+class Text(protocol.ConfigTask):
   """Predicts the next token of a text.
 
   Attributes:
@@ -98,6 +95,7 @@ class Text(protocol.Task):
     tokens: tokens of the text, a `tokens.Tokens`.
   """
 
+  model_rules = _MODEL_RULES
   has_stream = True
 
   def __init__(self, config: ml_collections.ConfigDict):
@@ -112,7 +110,6 @@ class Text(protocol.Task):
     """
     self._set_up(config)
     data, context = config.data, config.data.context
-    self.batch_size = config.batch_size
     self.dataset, texts = _read_parts(data, self._kind)
     self.tokens = tokens_lib.make(
         self._kind, texts, data.get('vocabulary_size')
@@ -139,18 +136,15 @@ class Text(protocol.Task):
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    data = config.data
-    given = {n: r for n, r in _DATA_RULES.items() if n in {*data, *_OLD_FIELDS}}
-    fields.check(data, given, 'config.data')
+    data, old = config.data, {*config.data, *_OLD_FIELDS}
+    self.rules = {n: rule for n, rule in _DATA_RULES.items() if n in old}
+    super()._set_up(config)
     self._kind = data.get('tokens', 'characters')
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
     if self._kind in tokens_lib.SUBWORDS:
       part = f'config.data.tokens={self._kind!r}'
       settings.require(part, 'text', ('tokenizers',))
-    backbones.check(config.model)
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    self._model, self._data = config.model, data
     main = {
         'characters': (protocol.BITS_PER_CHARACTER,),
         'words': (protocol.PERPLEXITY,),
@@ -168,12 +162,8 @@ class Text(protocol.Task):
   def describe(self):
     return dict(self.tokens.described)
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
-    task.tokens = tokens_lib.restore(task._kind, described)
-    return task
+  def _restore(self, described):
+    self.tokens = tokens_lib.restore(self._kind, described)
 
   def build_model(self, rngs) -> models.LanguageModel:
     options = {name: self._model[name] for name in _MODEL_RULES}
@@ -220,7 +210,7 @@ class Text(protocol.Task):
     return self._test_windows(tokens)
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, len(self.tokens.pieces))
+    return array_checks.tokens(inputs, len(self.tokens.pieces))
 
   def logits(self, model, inputs) -> jax.Array:
     """Returns logits of the next token, [B, V], of tokens [B, T]."""
@@ -233,10 +223,6 @@ class Text(protocol.Task):
     its first token. `length` counts tokens after the prompt, and temperature 0
     takes the most likely one; None is the config's. Bytes that are no UTF-8
     become U+FFFD.
-
-    Raises:
-      ValueError: the prompt has characters that the text has not, or another
-        argument is out of its range.
     """
     options, start = self._options(**options), [self._start(prompt)]
     parts = self._generate(model, start, key[None], **options)
@@ -376,10 +362,6 @@ def read(path: str) -> tuple[str, str]:
     path: path of a file that `text_files.read` reads; '' for the documentation
       of Python's own topics, which differs from one Python to the next: its
       name tells which Python.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: the file is no text, or too large, or empty.
   """
   if not path:
     from pydoc_data import topics

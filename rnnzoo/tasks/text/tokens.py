@@ -32,19 +32,14 @@ _UNKNOWN, _END = '<unk>', '<eos>'
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Text to tokens and back.
+  """Text to tokens and back."""
 
-  Attributes:
-    described: the argument of `restore`, which JSON can hold.
-    pieces: the UTF-8 of each token; one may end within a character.
-    find: function from a text to its tokens.
-    free: a piece that counts no byte.
-  """
-
+  # The argument of `restore`, which JSON can hold.
   described: Mapping[str, str]
+  # The UTF-8 of each token; one may end within a character.
   pieces: Sequence[bytes]
-  find: Callable[[str], Iterable[int]]
-  free: bytes = b''
+  find: Callable[[str], Iterable[int]]  # Function from a text to its tokens.
+  free: bytes = b''  # A piece that counts no byte.
 
   @functools.cached_property
   def sizes(self) -> np.ndarray:
@@ -53,11 +48,7 @@ class Tokens:
     return np.array(sizes, np.float32)
 
   def encode(self, text: str) -> np.ndarray:
-    """Returns the tokens of a text, int32 [N].
-
-    Raises:
-      ValueError: a character is not in the vocabulary.
-    """
+    """Returns the tokens of a text, int32 [N]."""
     return np.fromiter(self.find(text), np.int32)
 
   def text(self, tokens: Iterable[int]) -> str:
@@ -75,9 +66,6 @@ def make(kind: str, texts: Sequence[str], size: int | None) -> Tokens:
       parts, whose characters are tokens as well.
     size: the most subwords or words, the most frequent; None for 8,192 subwords
       or all words.
-
-  Raises:
-    ValueError: there is nothing to train subwords on.
   """
   if kind == 'bytes':
     return restore(kind, {})

@@ -27,12 +27,12 @@ import rnnzoo
 from rnnzoo import models
 from rnnzoo import settings
 from rnnzoo.models import decoding
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
-from rnnzoo.tasks import token_inputs
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
@@ -47,7 +47,7 @@ _SPLITS = ('train', 'validation', 'test')
 _PATHS = tuple(
     f'{part}_{side}' for part in _SPLITS for side in ('source', 'target')
 )
-_DATA_RULES: Mapping[str, fields.Rule] = {
+_DATA_RULES: fields.Rules = {
     'source': fields.Rule(
         "'dates', 'files' or 'tfds:<name>'",
         lambda value: value in ('dates', 'files')
@@ -69,7 +69,7 @@ _DATA_RULES: Mapping[str, fields.Rule] = {
     'length_penalty': fields.number(0),
     'decode_batch_size': fields.integer(1, 10**5),
 }
-_MODEL_RULES: Mapping[str, fields.Rule] = {
+_MODEL_RULES: fields.Rules = {
     'embed_features': fields.integer(1, 2**16),
     'attention_features': fields.integer(0, 2**16),
     'is_bidirectional': fields.flag(),
@@ -78,7 +78,7 @@ _MODEL_RULES: Mapping[str, fields.Rule] = {
     'teacher_forcing_end': fields.number(0, 1),
     'teacher_forcing_steps': fields.integer(1),
     'label_smoothing': fields.number(0, 1, below=True),
-    'norm': fields.one_of(('layer',), optional=True),
+    'norm': fields.optional(fields.one_of(('layer',))),
 }
 
 
@@ -99,7 +99,7 @@ class ScheduledSeq2Seq(models.Seq2Seq):
     self.training_steps = TrainingSteps(jnp.zeros((), jnp.int32))
 
 
-class Translation(protocol.Task):
+class Translation(protocol.ConfigTask):
   """Translates lines of text.
 
   Attributes:
@@ -115,6 +115,9 @@ class Translation(protocol.Task):
       pairs to train on are ever left out.
   """
 
+  rules = _DATA_RULES
+  model_rules = _MODEL_RULES
+
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text, and makes vocabularies from the part to train on.
 
@@ -129,8 +132,6 @@ class Translation(protocol.Task):
     """
     self._set_up(config)
     data = config.data
-    self.batch_size = config.batch_size
-    self.label_smoothing = config.model.label_smoothing
     is_text = data.source != 'dates'
     self.metrics = (BLEU if is_text else EXACT_MATCH, protocol.PERPLEXITY)
     self.dataset, self._lines = _read(data)
@@ -182,15 +183,12 @@ class Translation(protocol.Task):
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     settings.require('task translation', 'text', ('tokenizers', 'sacrebleu'))
-    fields.check(config.data, _DATA_RULES, 'config.data')
-    backbones.check(config.model)
+    super()._set_up(config)
     if config.model.dense:
       raise ValueError(
           'config.model.dense must be False for a translation, whose decoder'
           ' starts from one h; config.model.residual=True would work'
       )
-    fields.check(config.model, _MODEL_RULES, 'config.model')
-    self._model, self._data = config.model, config.data
 
   def describe(self):
     return {
@@ -198,14 +196,10 @@ class Translation(protocol.Task):
         'target_vocabulary': self.target_vocabulary.describe(),
     }
 
-  @classmethod
-  def restore(cls, config, described):
-    task = cls.__new__(cls)
-    task._set_up(config)
+  def _restore(self, described):
     restored = vocabularies.restore
-    task.source_vocabulary = restored(described['source_vocabulary'])
-    task.target_vocabulary = restored(described['target_vocabulary'])
-    return task
+    self.source_vocabulary = restored(described['source_vocabulary'])
+    self.target_vocabulary = restored(described['target_vocabulary'])
 
   def build_model(self, rngs) -> models.Seq2Seq:
     model = self._model
@@ -264,7 +258,7 @@ class Translation(protocol.Task):
     return protocol.Evaluation(means, weights=lengths.astype(jnp.float32))
 
   def check_inputs(self, inputs):
-    return token_inputs.check(inputs, len(self.source_vocabulary))
+    return array_checks.tokens(inputs, len(self.source_vocabulary))
 
   def predict(self, model, inputs) -> jax.Array:
     """Returns the tokens of the translations, int32 [B, output_length].

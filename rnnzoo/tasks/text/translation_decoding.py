@@ -40,13 +40,7 @@ class Decoder:
       decode: Callable[[Any, jax.Array, jax.Array], decoding.Decoded],
       batch_size: int,
   ):
-    """Makes it.
-
-    Args:
-      model: a trained model.
-      decode: (model, source int32 [B, S], lengths int32 [B]) -> targets.
-      batch_size: lines of a call, at most.
-    """
+    """Keeps (model, source int32 [B, S], lengths int32 [B]) -> targets."""
     self._graphdef, self._state = nnx.split(model)
     self._decode, self._batch_size = decode, batch_size
     self.programs: dict[tuple[int, int], jax.stages.Compiled] = {}

@@ -23,17 +23,11 @@ _MARK = '\uffed'
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """Text to tokens and back.
+  """Text to tokens and back."""
 
-  Attributes:
-    tokenizer: a `tokenizers.Tokenizer`.
-    kind: a name in `KINDS`.
-    lowercase: whether case is dropped.
-  """
-
-  tokenizer: Any
-  kind: str
-  lowercase: bool
+  tokenizer: Any  # A `tokenizers.Tokenizer`.
+  kind: str  # A name in `KINDS`.
+  lowercase: bool  # Whether case is dropped.
 
   def __len__(self) -> int:
     return self.tokenizer.get_vocab_size()
@@ -144,15 +138,8 @@ def make_vocabulary(
 ) -> Vocabulary:
   """Returns the vocabulary of a text; the first tokens are `decoding`'s.
 
-  Args:
-    lines: the lines of the text.
-    kind: 'words', 'characters', or 'subwords', which are byte-pair encodings.
-    lowercase: whether case is dropped.
-    min_count: the least count of a token in the text.
-    size: the greatest number of tokens; the most frequent are kept.
-
-  Raises:
-    ValueError: no token of the text is in it.
+  The kind 'subwords' is of byte-pair encodings. Tokens that the text has
+  `min_count` times are kept, the most frequent `size` of them.
   """
   import tokenizers
   from tokenizers import decoders

@@ -1,0 +1,273 @@
+"""Checks of arrays that a user gives, in a call or in a file.
+
+A function returns the array as numpy has it, or raises a ValueError which says
+what would work. All checks of shapes, dtypes, lengths and numbers that are not
+finite are here; a task adds hints of its own.
+
+Dimensions: B batch, N sequences, T time, F columns.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rnnzoo import settings
+from rnnzoo.tasks import fields
+
+# Arrays up to this size may be padding for the most part.
+_MANY_BYTES = 2**33
+# The least share of data of larger ones.
+_LEAST_SHARE = 0.1
+
+
+def check(given: Any, names: Sequence[str] = ()) -> Any:
+  """Returns inputs of a trained model as they are.
+
+  Args:
+    given: arrays [B, ...], as a user gave them.
+    names: names of arrays that must be there; none for arrays without names.
+  """
+  if names:
+    _check_names(given, names)
+  for leaf in jax.tree.leaves(given):
+    rule = 'inputs must be arrays of numbers, [B, ...]'
+    if not hasattr(leaf, 'dtype'):
+      raise ValueError(
+          f'{rule}, got {settings.a(type(leaf))}; np.asarray makes an array of'
+          ' a list'
+      )
+    if not leaf.ndim or getattr(leaf.dtype, 'kind', '') in ('O', 'S', 'U'):
+      raise ValueError(f'{rule}, got {leaf.dtype} of shape {list(leaf.shape)}')
+  return given
+
+
+def _check_names(given: Any, names: Sequence[str]) -> None:
+  """Raises ValueError unless a mapping has these names, among others."""
+  if isinstance(given, Mapping) and set(names) <= set(given):
+    return
+  got = settings.a(type(given))
+  if isinstance(given, Mapping):
+    got = f'the keys {", ".join(map(repr, given)) or "none"}'
+  raise ValueError(
+      f'inputs must be a dict of {" and ".join(map(repr, names))}, as in the'
+      f' splits of the task; got {got}'
+  )
+
+
+def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
+  """Returns a mapping with no other names; one array has the first name."""
+  given = given if isinstance(given, Mapping) else {names[0]: given}
+  for name in given:
+    if name not in names:
+      hint = fields.did_you_mean(name, names)
+      raise ValueError(
+          f'inputs must have no keys but {", ".join(map(repr, names[:-1]))} and'
+          f' {names[-1]!r}; got {name!r}{hint and f"; {hint}"}'
+      )
+  return given
+
+
+def one(given: Any, rule: str, hint: str = '', mask: str = '') -> np.ndarray:
+  """Returns an array of numpy, of no mask and of rows of one length.
+
+  Args:
+    given: the array, as a user gave it.
+    rule: the beginning of the message, such as 'x must be numbers'.
+    hint: the end of the message where rows have several lengths.
+    mask: the end of the message on a mask of numpy.
+  """
+  if isinstance(given, np.ma.MaskedArray):
+    raise ValueError(
+        f'{rule}, without a mask of numpy, which would be ignored{mask}'
+    )
+  try:
+    return np.asarray(given)
+  except ValueError as error:
+    raise ValueError(f'{rule}; got rows of several lengths{hint}') from error
+
+
+def numbers(
+    given: Any,
+    name: str,
+    axes: Sequence[int | str],
+    *,
+    kinds: str = 'iuf',
+    noun: str = 'real numbers',
+    why: str = '',
+    needs_last: bool = True,
+    hint: str = '',
+    mask: str = '',
+) -> np.ndarray:
+  """Returns real numbers, in their dtype, bfloat16 as float32.
+
+  Args:
+    given: the array, as a user gave it.
+    name: its name.
+    axes: the size of each axis; a letter stands for any size from 1.
+    kinds: kinds of dtypes, as numpy names them; 'b' for booleans.
+    noun: words for values of these kinds.
+    why: words behind the axes.
+    needs_last: whether the last axis must be there; else it is added.
+    hint: the end of the message where rows have several lengths.
+    mask: the end of the message on a mask of numpy.
+  """
+  words = f'[{", ".join(map(str, axes))}]'
+  if not needs_last:
+    words += f' or [{", ".join(map(str, axes[:-1]))}]'
+  rule = f'{name} must be {noun} {words}{why}'
+  array = one(given, rule, hint, mask)
+  shape = list(array.shape)
+  if array.dtype.name == 'bfloat16':  # Numpy knows no kind of it.
+    array = array.astype(np.float32)
+  if array.ndim == len(axes) - 1 and not needs_last:
+    array = array[..., None]
+  if array.dtype.kind not in kinds or not _fits(array.shape, axes):
+    if array.dtype != object:
+      hint = ''
+    if name.isidentifier() and _fits(array.shape, axes[1:]):
+      hint = f'; {name}[None] makes a batch of one'
+    elif name.isidentifier() and _fits((*array.shape, 1), axes):
+      hint = f'; {name}[..., None] gives it its one column'
+    raise ValueError(
+        f'{rule}, with none of them 0; got {array.dtype} of shape {shape}{hint}'
+    )
+  return array
+
+
+def _fits(shape: Sequence[int], axes: Sequence[int | str]) -> bool:
+  """Returns whether a shape has these sizes, or any where there is a letter."""
+  return len(shape) == len(axes) and all(
+      size == axis if isinstance(axis, int) else size > 0
+      for size, axis in zip(shape, axes, strict=True)
+  )
+
+
+def integers(
+    given: Any,
+    name: str,
+    count: int,
+    most: int,
+    *,
+    least: int = 1,
+    of: str = '',
+    row: str = 'row',
+) -> np.ndarray:
+  """Returns integers, such as the lengths of sequences, as int32 [B].
+
+  Args:
+    given: the integers, as a user gave them.
+    name: the array's name.
+    count: the number of integers, B.
+    most: the largest integer.
+    least: the smallest integer.
+    of: words for `most`, as ', the steps of x'.
+    row: the word for one row of the batch.
+  """
+  rule = f'{name} must be integers, one a {row}, here [{count}]'
+  found = one(given, rule)
+  if found.dtype.kind not in 'iu' or found.shape != (count,):
+    raise ValueError(f'{rule}; got {found.dtype} of shape {list(found.shape)}')
+  wrong = np.flatnonzero((found < least) | (found > most))
+  if len(wrong):
+    raise ValueError(
+        f'{name} must be from {least} to {most}{of}; {row} {wrong[0]} has'
+        f' {found[wrong[0]]}'
+    )
+  return found.astype(np.int32)
+
+
+def finite(
+    values: np.ndarray,
+    valid: np.ndarray,
+    name: str,
+    *,
+    allow_nan: bool = False,
+    advice: str = '',
+    remedy: str = '',
+) -> None:
+  """Raises ValueError for a value that float32 cannot hold in a valid step.
+
+  Args:
+    values: numbers [N, T, F], or [N, F] where there are no steps.
+    valid: whether a step counts, bool [N, T], or [N].
+    name: name of the file and array.
+    allow_nan: whether NaN is allowed.
+    advice: a hint on NaN.
+    remedy: a hint on any such value, instead; '' for nothing.
+  """
+  with np.errstate(over='ignore'):
+    values = values.astype(np.float32)
+  wrong = np.isinf(values) if allow_nan else ~np.isfinite(values)
+  wrong &= valid[..., None]
+  if not wrong.any():
+    return
+  place = tuple(np.argwhere(wrong)[0])
+  advice = remedy or (advice if np.isnan(values[place]) else '')
+  advice = f'; {advice}' if advice else ''
+  steps = ('step',) * (len(place) - 2)
+  axes = zip(('sequence', *steps, 'column'), place, strict=True)
+  words = [f'{axis} {i}' for axis, i in axes]
+  raise ValueError(
+      f'{name} must be finite in float32; {", ".join(words)} is'
+      f' {values[place]} ({int(wrong.sum())} such values){advice}'
+  )
+
+
+def tokens(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
+  """Returns tokens as int32 [B, T].
+
+  `num_tokens` is the upper bound of tokens, excluded, and `least` the least T.
+  """
+  rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
+  found = one(given, rule)
+  if found.dtype.kind not in 'iu':
+    got = getattr(given, 'dtype', settings.a(type(given)))
+    raise ValueError(f'{rule}; got {got}')
+  if found.ndim != 2 or not len(found) or found.shape[1] < least:
+    raise ValueError(
+        f'{rule}, with B at least 1 and T at least {least}; their shape is'
+        f' {list(found.shape)}'
+    )
+  low, high = int(found.min()), int(found.max())
+  if low < 0 or high >= num_tokens:
+    raise ValueError(f'{rule}; got values from {low} to {high}')
+  return found.astype(np.int32)
+
+
+def tokens_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
+  """Returns {'tokens': int32 [B, T], 'length': int32 [B]}.
+
+  `given` is such a mapping, or tokens alone, all of which count.
+  """
+  names = ('tokens', 'length')
+  if not hasattr(given, 'dtype'):
+    _check_names(given, names)
+  given = by_name(given, names)
+  found = tokens(given['tokens'], num_tokens)
+  length = given.get('length', np.full(len(found), found.shape[1]))
+  of = ', the steps of tokens'
+  length = integers(length, 'length', *found.shape, of=of)
+  return {'tokens': found, 'length': length}
+
+
+def check_padding(
+    lengths: Collection[int] | np.ndarray, step_bytes: int, remedy: str
+) -> None:
+  """Raises ValueError where more than 8 GiB would be padding for the most part.
+
+  The sequences, with steps of so many bytes, are padded to the longest. The
+  remedy ends the message, without a full stop.
+  """
+  lengths = np.asarray(lengths, np.int64)
+  steps = len(lengths) * int(lengths.max())
+  share = int(lengths.sum()) / steps
+  if steps * step_bytes > _MANY_BYTES and share < _LEAST_SHARE:
+    raise ValueError(
+        f'{len(lengths):,} sequences, padded to the longest of'
+        f' {lengths.max():,} steps (number {lengths.argmax():,}, from 0), would'
+        f' have {steps * step_bytes:,} bytes, of which {share:.2%} hold data;'
+        f' half of the sequences have at most {int(np.median(lengths)):,}'
+        f' steps; {remedy}'
+    )
