@@ -29,6 +29,9 @@ from rnnzoo.cells.elman import Elman
 from rnnzoo.cells.elman import ElmanCell
 from rnnzoo.cells.gru import GRU
 from rnnzoo.cells.gru import GRUCell
+from rnnzoo.cells.hgrn import ComplexHGRNCell
+from rnnzoo.cells.hgrn import HGRN
+from rnnzoo.cells.hgrn import HGRNCell
 from rnnzoo.cells.indrnn import IndRNN
 from rnnzoo.cells.irevrnn import IRevRNN
 from rnnzoo.cells.irevrnn import IRevRNNCarry
@@ -43,6 +46,11 @@ from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM
 from rnnzoo.cells.minlstm import MinLSTMCell
+from rnnzoo.cells.qrnn import IfoQRNNCell
+from rnnzoo.cells.qrnn import QRNN
+from rnnzoo.cells.qrnn import QRNNCell
+from rnnzoo.cells.rglru import RGLRU
+from rnnzoo.cells.rglru import RGLRUCell
 from rnnzoo.cells.slstm import SLSTM
 from rnnzoo.cells.slstm import SLSTMCarry
 from rnnzoo.cells.slstm import SLSTMCell
@@ -82,6 +90,9 @@ _LAYERS: dict[str, type[RecurrentLayer]] = {
     'MinGRU': MinGRU,
     'MinLSTM': MinLSTM,
     'LRU': LRU,
+    'RGLRU': RGLRU,
+    'HGRN': HGRN,
+    'QRNN': QRNN,
 }
 _OWN_NAMES = frozenset(_LAYERS)
 

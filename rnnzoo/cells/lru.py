@@ -117,6 +117,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     settings.within(max_radius, 'max_radius', above=0, most=1)
     settings.within(min_radius, 'min_radius', least=0, most=max_radius)
     settings.within(max_phase, 'max_phase', above=0)
+    given: _Options = {'use_bias': False, **options}
     dtype = options.get('param_dtype', jnp.float32)
     draw = lambda: jax.random.uniform(rngs.params(), (size,), dtype)
     nu, theta, gamma = ring(draw(), draw(), min_radius, max_radius, max_phase)
@@ -134,7 +135,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
         kernel_init=_normal((2 * in_features) ** -0.5),
         readout=readouts.Complex(in_features, features, kernel, rngs=rngs),
         rngs=rngs,
-        **{'use_bias': False, **options},
+        **given,
     )
 
 

@@ -49,6 +49,9 @@ OPTIONS = {
     'MinGRU': [{'candidate': 'positive'}],
     'MinLSTM': [{'candidate': 'positive'}],
     'IndRNN': [{'activation': 'tanh'}],
+    'RGLRU': [{'signed': True, 'num_heads': 2}],
+    'HGRN': [{'complex': True, 'lower_bound': 0.25}],
+    'QRNN': [{'pooling': 'ifo'}],
     'IRevRNN': [{'activation': 'sigmoid', 'inner_activation': 'relu'}],
 }
 
