@@ -25,6 +25,8 @@ from rnnzoo.cells.agru import AGRUCell
 from rnnzoo.cells.antisymmetric import AntisymmetricRNN
 from rnnzoo.cells.antisymmetric import AntisymmetricRNNCell
 from rnnzoo.cells.antisymmetric import GatedAntisymmetricRNNCell
+from rnnzoo.cells.cfc import CfC
+from rnnzoo.cells.cfc import CfCCell
 from rnnzoo.cells.elman import Elman
 from rnnzoo.cells.elman import ElmanCell
 from rnnzoo.cells.gru import GRU
@@ -93,6 +95,7 @@ _LAYERS: dict[str, type[RecurrentLayer]] = {
     'RGLRU': RGLRU,
     'HGRN': HGRN,
     'QRNN': QRNN,
+    'CfC': CfC,
 }
 _OWN_NAMES = frozenset(_LAYERS)
 

@@ -95,6 +95,28 @@ def qrnn(layer, x, starts):
     yield o * h
 
 
+def cfc(layer, x, starts):
+  own = {name: get(p) for name, p in layer.cell_params.items()}
+  ts = np.ones((*x.shape[:2], 1))
+  weights = layer
+  if layer.cell.timespans:
+    x, ts, weights = x[..., :-1], x[..., -1:], layer.input_map
+  x_gates, R = gates(weights, x), get(layer.recurrent_kernel)[:, 0]
+  h = np.zeros((BATCH, FEATURES))
+  for t in range(TIME):
+    h = before(h, starts[:, t])
+    f1, *others = (x[:, t] + h @ r for x, r in zip(x_gates, R, strict=True))
+    if layer.cell.mode == 'pure':
+      decay = np.exp(-ts[:, t] * (np.abs(own['w']) + np.abs(f1)))
+      h = own['A'] - own['A'] * decay * f1
+    else:
+      f2, a, b = others
+      s = sigmoid(a * ts[:, t] + b)
+      keep = 1 if layer.cell.mode == 'no_gate' else 1 - s
+      h = np.tanh(f1) * keep + s * np.tanh(f2)
+    yield h
+
+
 CASES = (
     ('lru', lru, 'LRU', IN, {}),
     ('rglru', rglru, 'RGLRU', IN, {}),
@@ -107,6 +129,9 @@ CASES = (
     ('qrnn', qrnn, 'QRNN', IN, {}),
     ('qrnn_f', qrnn, 'QRNN', IN, {'pooling': 'f'}),
     ('qrnn_ifo', qrnn, 'QRNN', IN, {'pooling': 'ifo'}),
+    ('cfc', cfc, 'CfC', IN, {}),
+    ('cfc_no_gate', cfc, 'CfC', IN, {'mode': 'no_gate', 'timespans': True}),
+    ('cfc_pure', cfc, 'CfC', IN, {'mode': 'pure', 'timespans': True}),
 )
 
 

@@ -52,6 +52,10 @@ OPTIONS = {
     'RGLRU': [{'signed': True, 'num_heads': 2}],
     'HGRN': [{'complex': True, 'lower_bound': 0.25}],
     'QRNN': [{'pooling': 'ifo'}],
+    'CfC': [
+        {'mode': 'no_gate', 'timespans': True, 'num_heads': 2},
+        {'mode': 'pure', 'timespans': True},
+    ],
     'IRevRNN': [{'activation': 'sigmoid', 'inner_activation': 'relu'}],
 }
 
