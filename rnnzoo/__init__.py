@@ -29,6 +29,7 @@ from rnnzoo.cells.cfc import CfC
 from rnnzoo.cells.cfc import CfCCell
 from rnnzoo.cells.elman import Elman
 from rnnzoo.cells.elman import ElmanCell
+from rnnzoo.cells.griffin_block import GriffinBlock
 from rnnzoo.cells.gru import GRU
 from rnnzoo.cells.gru import GRUCell
 from rnnzoo.cells.hgrn import ComplexHGRNCell

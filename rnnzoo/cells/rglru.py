@@ -121,10 +121,13 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       a_t = exp(-8 softplus(Λ) r_t)
       h_t = a_t (.) h_{t-1} + sqrt(1 - a_t²) (.) (i_t (.) x_t)      y_t = h_t
 
+  Λ starts so that a_t is uniform in [0.9, 0.999] where r_t = 1. In the package
+  recurrentgemma it is a_t to the power 1 / 8.
+
   A step that starts a sequence, by a reset or as the first one without a given
-  carry, has 1 in place of sqrt(1 - a_t²), as in the package recurrentgemma; in
-  `step`, give the first one reset=True. Where in_features is not features, x_t
-  is W_in x_t. `rnnzoo.GriffinBlock` has the layers around it.
+  carry, has 1 in place of sqrt(1 - a_t²), as in that package; in `step`, give
+  the first one reset=True. Where in_features is not features, x_t is W_in x_t.
+  `rnnzoo.GriffinBlock` has the layers around it.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -139,9 +142,6 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       multiple of it.
     signed: take 2 a_t - 1 for a_t, which is in (-1, 1): a memory that can
       change its sign counts modulo 2, which one with a_t > 0 cannot.
-    min_decay: least a_t at the start where r_t = 1. The paper's a^c is uniform
-      between this and `max_decay`; in recurrentgemma that is a.
-    max_decay: largest one, below 1.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       learn_initial_carry, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the
@@ -165,8 +165,6 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       *,
       num_heads: int = 1,
       signed: bool = False,
-      min_decay: float = 0.9,
-      max_decay: float = 0.999,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
@@ -174,15 +172,12 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, has_kernel=True)
     settings.boolean(signed, 'signed')
-    settings.within(max_decay, 'max_decay', above=0, most=1 - 1e-6)
-    settings.within(min_decay, 'min_decay', above=0, most=max_decay)
     initializers.check_rngs(rngs, 'params', required=True)
     dtype = options.get('param_dtype', jnp.float32)
     use_bias = options.get('use_bias', True)
     settings.boolean(use_bias, 'use_bias')
-    a = jax.random.uniform(
-        rngs.params(), (features,), promotion.wide(dtype), min_decay, max_decay
-    )
+    wide = promotion.wide(dtype)
+    a = jax.random.uniform(rngs.params(), (features,), wide, 0.9, 0.999)
     # The inverse of a = exp(-8 softplus(Λ)).
     large = jnp.log(jnp.expm1(-jnp.log(a) / _C)).astype(dtype)
     super().__init__(
