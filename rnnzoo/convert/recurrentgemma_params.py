@@ -97,7 +97,7 @@ def _unit(layer: Any) -> tuple[Any, str]:
       not isinstance(unit, rglru.RGLRU)
       or unit.input_map.bias is None
       or unit.input_map.inputs is not None
-      or unit.cell.signed
+      or unit.cell != rglru.RGLRUCell()
       or unit.learned_carry
   ):
     raise ValueError(
