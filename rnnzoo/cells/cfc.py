@@ -11,6 +11,7 @@ from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.engines import products
 from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
@@ -173,7 +174,7 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
     settings.positive(features, 'features')
     size = in_features - timespans
     settings.positive(size, 'in_features - 1')
-    initializers.check_rngs(rngs, 'params', required=True)
+    dtype = parameters.dtype_of(options, rngs)
     limit = (6 / (size + 2 * features)) ** 0.5
     shift = (size + features) ** -0.5
     given: _Options = {
@@ -186,7 +187,6 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
     input_map = None
     if timespans:
       input_map = TimedGates(gates, (size, features), given, rngs=rngs)
-    dtype = given.get('param_dtype', jnp.float32)
     start = {'w': jnp.zeros(features, dtype), 'A': jnp.ones(features, dtype)}
     super().__init__(
         made,

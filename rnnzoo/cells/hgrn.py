@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.cells import lru
-from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -82,8 +83,8 @@ class _Options(
 class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
   """Hierarchically gated recurrent network, one layer of it.
 
-      λ_t = γ + (1 - γ) σ(W_f x_t)
-      h_t = λ_t (.) h_{t-1} + (1 - λ_t) (.) silu(W_i x_t)
+      λ_t = γ + (1 - γ) σ(W_f x_t + b_f)
+      h_t = λ_t (.) h_{t-1} + (1 - λ_t) (.) silu(W_i x_t + b_i)
       y_t = W_o (norm(h_t) (.) silu(W_g x_t))
 
   norm is an RMS norm with a scale, as in flash-linear-attention. The paper's
@@ -110,7 +111,7 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
       that training leaves alone. The paper learns it for all levels together.
     complex: take the paper's form, with a complex h.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
-      W_f x and W_i x, False by default), kernel_init, bias_init,
+      W_f x and W_i x; flash-linear-attention has none), kernel_init, bias_init,
       learn_initial_carry, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the
       fastest).
@@ -140,12 +141,15 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
     size = features if state_features is None else state_features
     settings.positive(size, 'state_features')
     settings.boolean(complex, 'complex')
-    initializers.check_rngs(rngs, 'params', required=True)
-    dtype = options.get('param_dtype', jnp.float32)
-    given: _Options = {'use_bias': False, **options}
+    dtype = parameters.dtype_of(options, rngs)
     own: dict[str, nnx.Variable] = {}
-    if jnp.ndim(lower_bound):
-      own['gamma'] = recurrent.Constant(jnp.asarray(lower_bound, dtype))
+    if getattr(lower_bound, 'shape', None):
+      gamma = checks.array(lower_bound, 'lower_bound')
+      if gamma.shape != (size,):
+        raise ValueError(
+            f'lower_bound must be a number or [{size}], got {gamma.shape}.'
+        )
+      own['gamma'] = recurrent.Constant(gamma.astype(dtype))
       lower_bound = 0.0
     settings.within(lower_bound, 'lower_bound', least=0, most=1 - 1e-6)
     if complex:
@@ -164,5 +168,5 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
             in_features, parts * size, features, dtype, rngs=rngs
         ),
         rngs=rngs,
-        **given,
+        **options,
     )

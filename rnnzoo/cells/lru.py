@@ -10,6 +10,7 @@ import numpy as np
 
 from rnnzoo import cell
 from rnnzoo import settings
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -110,6 +111,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'LRU', 'kernel_init', 'bias_init')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
@@ -118,7 +120,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     settings.within(min_radius, 'min_radius', least=0, most=max_radius)
     settings.within(max_phase, 'max_phase', above=0)
     given: _Options = {'use_bias': False, **options}
-    dtype = options.get('param_dtype', jnp.float32)
+    dtype = parameters.dtype_of(options, rngs)
     draw = lambda: jax.random.uniform(rngs.params(), (size,), dtype)
     nu, theta, gamma = ring(draw(), draw(), min_radius, max_radius, max_phase)
     kernel = _normal(size**-0.5)(rngs.params(), (2, size, features), dtype)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -108,10 +109,9 @@ class QRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
     settings.choice(pooling, POOLINGS, 'pooling')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
-    initializers.check_rngs(rngs, 'params', required=True)
+    dtype = parameters.dtype_of(options, rngs)
     readout = None
     if pooling != 'f':
-      dtype = options.get('param_dtype', jnp.float32)
       shape = in_features, features
       kernel = initializers.lecun_normal(rngs.params(), shape, dtype)
       bias = jnp.zeros((features,), dtype)

@@ -12,6 +12,7 @@ from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.engines import products
 from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
@@ -172,10 +173,8 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, has_kernel=True)
     settings.boolean(signed, 'signed')
-    initializers.check_rngs(rngs, 'params', required=True)
-    dtype = options.get('param_dtype', jnp.float32)
+    dtype = parameters.dtype_of(options, rngs)
     use_bias = options.get('use_bias', True)
-    settings.boolean(use_bias, 'use_bias')
     wide = promotion.wide(dtype)
     a = jax.random.uniform(rngs.params(), (features,), wide, 0.9, 0.999)
     # The inverse of a = exp(-8 softplus(Λ)).

@@ -1,5 +1,8 @@
 """Griffin's recurrent block against a float64 loop, and its conversion."""
 
+import functools
+import pathlib
+
 from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
@@ -123,6 +126,27 @@ class GriffinBlockTest(parameterized.TestCase):
     del params[next(iter(params))]
     with self.assertRaisesRegex(ValueError, 'has no entry'):
       convert.from_recurrentgemma(second, params, prefix='a/')
+
+  def test_agrees_with_recurrentgemma(self):
+    path = pathlib.Path(__file__).parents[1] / 'convert'
+    record = dict(np.load(path / 'recurrentgemma_block.npz'))
+    weights = {
+        name.removeprefix('weights/').replace(':', '/'): record.pop(name)
+        for name in list(record)
+        if name.startswith('weights/')
+    }
+    size = record['x'].shape[-1]
+    block = rnnzoo.GriffinBlock(
+        *(size, size), state_features=8, num_heads=2, rngs=nnx.Rngs(0)
+    )
+    convert.from_recurrentgemma(block, weights)
+    reset = record['position'] == 0
+    reset[:, 0] = False  # A start it is without.
+    (h, window), y = block.unroll(record['x'], reset=reset)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6)
+    close(y, record['y'])
+    close(h, record['carry/h'])
+    close(window, record['carry/window'])
 
   def test_errors(self):
     signed = make(signed=True)
