@@ -328,6 +328,8 @@ def _module(layer: type[sequence_layer.SequenceLayer]) -> Any:
   defaults: dict[str, Any] = {'in_features': None}
   if issubclass(layer, rnnzoo.RecurrentLayer):
     common = {field.name for field in dataclasses.fields(Recurrent)}
+    # A layer that names use_bias has a default of its own.
+    common -= {'use_bias'} & set(names)
     names = [name for name in names if name not in common]
   else:
     base = SequenceModule

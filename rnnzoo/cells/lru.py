@@ -84,10 +84,11 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     max_radius: largest |λ| at the start, below 1.
     max_phase: largest angle of λ at the start, in radians; π / 10 was better on
       sequences of tens of thousands of steps.
-    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
-      B x; the paper has none), learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
-      for the fastest).
+    use_bias: whether to add a bias to B x; the paper has none.
+    **options: options of all layers (`rnnzoo.RecurrentLayer`):
+      learn_initial_carry, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -108,6 +109,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       min_radius: float = 0.0,
       max_radius: float = 1.0,
       max_phase: float = 2 * np.pi,
+      use_bias: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
@@ -119,7 +121,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     settings.within(max_radius, 'max_radius', above=0, most=1)
     settings.within(min_radius, 'min_radius', least=0, most=max_radius)
     settings.within(max_phase, 'max_phase', above=0)
-    given: _Options = {'use_bias': False, **options}
+    settings.boolean(use_bias, 'use_bias')
     dtype = parameters.dtype_of(options, rngs)
     draw = lambda: jax.random.uniform(rngs.params(), (size,), dtype)
     nu, theta, gamma = ring(draw(), draw(), min_radius, max_radius, max_phase)
@@ -137,7 +139,8 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
         kernel_init=_normal((2 * in_features) ** -0.5),
         readout=readouts.Complex(in_features, features, kernel, rngs=rngs),
         rngs=rngs,
-        **given,
+        use_bias=use_bias,
+        **options,
     )
 
 
