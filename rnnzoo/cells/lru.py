@@ -100,7 +100,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     section 3 and appendix A.
   """
 
-  def __init__(
+  def __init__(  # type: ignore[misc]
       self,
       in_features: int,
       features: int,
