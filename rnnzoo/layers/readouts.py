@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import promotion
 from rnnzoo.engines import products
 from rnnzoo.layers import initializers
 
@@ -43,7 +44,7 @@ class Complex(nnx.Module):
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
     re, im = (k.astype(x.dtype) for k in self.kernel[...])
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = promotion.wide(x.dtype)
     y = products.contract('...s,sf->...f', h[0], re, wide)
     y -= products.contract('...s,sf->...f', h[1], im, wide)
     return self.scale * y + skipped(self.skip[...], x)
@@ -59,9 +60,9 @@ def skip(in_features: int, features: int, dtype, rngs: nnx.Rngs) -> Array:
 
 def skipped(weights: Array, x: Array) -> Array:
   """Returns D x in float32 or wider."""
-  wide = jnp.promote_types(x.dtype, jnp.float32)
+  wide = promotion.wide(x.dtype)
   if weights.ndim == 1:
-    return weights.astype(wide) * x
+    return weights.astype(wide) * x.astype(wide)
   kernel = weights.astype(x.dtype)
   return products.contract('...i,if->...f', x, kernel, wide)
 
@@ -95,7 +96,7 @@ class GatedNorm(nnx.Module):
     self.kernel = nnx.Param(draw(size, features))
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = promotion.wide(x.dtype)
     state = jnp.concatenate(h, axis=-1).astype(wide)
     square = jnp.mean(state * state, axis=-1, keepdims=True)
     normed = state * jax.lax.rsqrt(square + 1e-5) * self.scale[...].astype(wide)
@@ -125,11 +126,11 @@ class OutputGate(nnx.Module):
     self.bias = nnx.data(None if bias is None else nnx.Param(bias))
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = promotion.wide(x.dtype)
     gate = products.contract('...i,if->...f', x, _like(self.kernel, x), wide)
     if self.bias is not None:
       gate += self.bias[...].astype(wide)
-    return jax.nn.sigmoid(gate) * h[0]
+    return jax.nn.sigmoid(gate) * h[0].astype(wide)
 
 
 def _like(parameter: nnx.Param, x: Array) -> Array:
