@@ -25,10 +25,16 @@ from rnnzoo.cells.agru import AGRUCell
 from rnnzoo.cells.antisymmetric import AntisymmetricRNN
 from rnnzoo.cells.antisymmetric import AntisymmetricRNNCell
 from rnnzoo.cells.antisymmetric import GatedAntisymmetricRNNCell
+from rnnzoo.cells.cfc import CfC
+from rnnzoo.cells.cfc import CfCCell
 from rnnzoo.cells.elman import Elman
 from rnnzoo.cells.elman import ElmanCell
+from rnnzoo.cells.griffin_block import GriffinBlock
 from rnnzoo.cells.gru import GRU
 from rnnzoo.cells.gru import GRUCell
+from rnnzoo.cells.hgrn import ComplexHGRNCell
+from rnnzoo.cells.hgrn import HGRN
+from rnnzoo.cells.hgrn import HGRNCell
 from rnnzoo.cells.indrnn import IndRNN
 from rnnzoo.cells.irevrnn import IRevRNN
 from rnnzoo.cells.irevrnn import IRevRNNCarry
@@ -46,6 +52,11 @@ from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM
 from rnnzoo.cells.minlstm import MinLSTMCell
+from rnnzoo.cells.qrnn import IfoQRNNCell
+from rnnzoo.cells.qrnn import QRNN
+from rnnzoo.cells.qrnn import QRNNCell
+from rnnzoo.cells.rglru import RGLRU
+from rnnzoo.cells.rglru import RGLRUCell
 from rnnzoo.cells.s5 import S5
 from rnnzoo.cells.s5 import S5Cell
 from rnnzoo.cells.slstm import SLSTM
@@ -89,6 +100,10 @@ _LAYERS: dict[str, type[RecurrentLayer]] = {
     'LRU': LRU,
     'S5': S5,
     'LinOSS': LinOSS,
+    'RGLRU': RGLRU,
+    'HGRN': HGRN,
+    'QRNN': QRNN,
+    'CfC': CfC,
 }
 _OWN_NAMES = frozenset(_LAYERS)
 

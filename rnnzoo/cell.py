@@ -165,7 +165,7 @@ class LinearCell(Cell):
   """
 
   recurrent_gates = 0
-  carry_names = ('h',)
+  carry_names: ClassVar[tuple[str, ...]] = ('h',)
   reads_starts: ClassVar[bool] = False
 
   @abc.abstractmethod

@@ -328,6 +328,8 @@ def _module(layer: type[sequence_layer.SequenceLayer]) -> Any:
   defaults: dict[str, Any] = {'in_features': None}
   if issubclass(layer, rnnzoo.RecurrentLayer):
     common = {field.name for field in dataclasses.fields(Recurrent)}
+    # A layer that names use_bias has a default of its own.
+    common -= {'use_bias'} & set(names)
     names = [name for name in names if name not in common]
   else:
     base = SequenceModule
@@ -371,6 +373,11 @@ MinLSTM = _module(rnnzoo.MinLSTM)
 LRU = _module(rnnzoo.LRU)
 S5 = _module(rnnzoo.S5)
 LinOSS = _module(rnnzoo.LinOSS)
+RGLRU = _module(rnnzoo.RGLRU)
+HGRN = _module(rnnzoo.HGRN)
+QRNN = _module(rnnzoo.QRNN)
+CfC = _module(rnnzoo.CfC)
+GriffinBlock = _module(rnnzoo.GriffinBlock)
 Stack = _module(rnnzoo.Stack)
 DenseStack = _module(rnnzoo.DenseStack)
 Bidirectional = _module(rnnzoo.Bidirectional)

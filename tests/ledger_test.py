@@ -20,7 +20,7 @@ PLACES = {
     'rnnzoo/doors': (700, 3),
     'rnnzoo/engines': (7760, 29),
     'rnnzoo/inspect': (650, 3),
-    'rnnzoo/layers': (3410, 12),
+    'rnnzoo/layers': (3640, 13),
     'rnnzoo/models': (1465, 5),
     'rnnzoo/tasks': (10810, 52),
     'rnnzoo/training': (5915, 22),

@@ -117,6 +117,53 @@ CELLS = {
         m  0  f' h + i' g        h n g
         h' 0  h'                 m
     """,
+    'LRU': """
+        h  0  h
+        x  1  x
+        b  1  exp(γ) B x         x
+        m  0  λ h + ·            h b
+        y  1  Re(C h') + D x     m x
+        h' 0  h'                 m
+    """,
+    'RGLRU': """
+        h  0  h
+        x  2  x
+        r  1  r = σ(x)           x
+        i  2  i = σ(x)           x
+        a  1  a = exp(-8 s r)    r
+        m  0  a h + √(1 - a²) i x  h a i
+        h' 0  h'                 m
+    """,
+    'HGRN': """
+        h  0  h
+        x  2  x
+        f  1  λ = γ + (1 - γ) σ(x)  x
+        i  2  silu(x)            x
+        g  3  g = silu(x)        x
+        m  0  λ h + (1 - λ) ·    h f i
+        y  2  W (norm(h') × g)   m g
+        h' 0  h'                 m
+    """,
+    'QRNN': """
+        h  0  h
+        x  2  x
+        z  1  z = tanh(x)        x
+        f  2  f = σ(x)           x
+        o  3  o = σ(x)           x
+        m  0  f h + (1 - f) z    h z f
+        y  2  o × h'             m o
+        h' 0  h'                 m
+    """,
+    'CfC': """
+        h  1  h
+        f  0  f = tanh(x + R h)  h
+        a  1  a = x + R h        h
+        b  2  b = x + R h        h
+        g  3  g = tanh(x + R h)  h
+        t  2  t = σ(a ts + b)    a b
+        m  1  (1 - t) f + t g    f t g
+        h' 1  h'                 m
+    """,
 }
 
 # In each inner step of the iRevRNN; in the sLSTM the forget gate, too.
@@ -126,6 +173,9 @@ NOTES = {
     'AGRU': 'A = W - Wᵀ - γ I',
     'AntisymmetricRNN': 'A = W - Wᵀ - γ I',
     'IndRNN': 'u: one number for each unit',
+    'LRU': 'h and B x are complex',
+    'RGLRU': 's = softplus(Λ); in a step that starts, 1 for the root',
+    'CfC': 'ts: time since the last step',
 }
 _ROW, _GAP, _MARGIN = 46, 34, 14
 

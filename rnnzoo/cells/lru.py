@@ -10,6 +10,7 @@ import numpy as np
 
 from rnnzoo import cell
 from rnnzoo import settings
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -83,10 +84,11 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     max_radius: largest |λ| at the start, below 1.
     max_phase: largest angle of λ at the start, in radians; π / 10 was better on
       sequences of tens of thousands of steps.
-    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
-      B x; the paper has none), learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
-      for the fastest).
+    use_bias: whether to add a bias to B x; the paper has none.
+    **options: options of all layers (`rnnzoo.RecurrentLayer`):
+      learn_initial_carry, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -98,7 +100,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     section 3 and appendix A.
   """
 
-  def __init__(
+  def __init__(  # type: ignore[misc]
       self,
       in_features: int,
       features: int,
@@ -107,9 +109,11 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       min_radius: float = 0.0,
       max_radius: float = 1.0,
       max_phase: float = 2 * np.pi,
+      use_bias: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'LRU', 'kernel_init', 'bias_init')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
@@ -117,7 +121,8 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     settings.within(max_radius, 'max_radius', above=0, most=1)
     settings.within(min_radius, 'min_radius', least=0, most=max_radius)
     settings.within(max_phase, 'max_phase', above=0)
-    dtype = options.get('param_dtype', jnp.float32)
+    settings.boolean(use_bias, 'use_bias')
+    dtype = parameters.dtype_of(options, rngs)
     draw = lambda: jax.random.uniform(rngs.params(), (size,), dtype)
     nu, theta, gamma = ring(draw(), draw(), min_radius, max_radius, max_phase)
     kernel = _normal(size**-0.5)(rngs.params(), (2, size, features), dtype)
@@ -134,7 +139,8 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
         kernel_init=_normal((2 * in_features) ** -0.5),
         readout=readouts.Linear(in_features, kernel, rngs=rngs),
         rngs=rngs,
-        **{'use_bias': False, **options},
+        use_bias=use_bias,
+        **options,
     )
 
 

@@ -15,6 +15,7 @@ cannot.
 | haiku | `from_haiku`, `to_haiku` | LSTM, VanillaRNN |
 | keras 3 | `from_keras`, `to_keras` | SimpleRNN, LSTM, GRU |
 | FlashRNN | `from_flashrnn`, `to_flashrnn` | elman, lstm, gru, slstm |
+| recurrentgemma | `{from,to}_recurrentgemma` | RGLRU, RecurrentBlock |
 | xLSTM, TiRex | `from_xlstm`, `to_xlstm` | sLSTMBlock, sLSTMLayer |
 
 No other library is needed: its arrays are read through numpy.
@@ -34,6 +35,8 @@ from rnnzoo.convert.haiku_params import to_haiku
 from rnnzoo.convert.keras_weights import from_keras
 from rnnzoo.convert.keras_weights import to_keras
 from rnnzoo.convert.onnx_graphs import to_onnx
+from rnnzoo.convert.recurrentgemma_params import from_recurrentgemma
+from rnnzoo.convert.recurrentgemma_params import to_recurrentgemma
 from rnnzoo.convert.safetensors_files import load_safetensors
 from rnnzoo.convert.safetensors_files import save_safetensors
 from rnnzoo.convert.torch_modules import fold_projection

@@ -221,6 +221,20 @@ def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
       )
 
 
+def dtype_of(options: Mapping[str, Any], rngs: nnx.Rngs) -> Any:
+  """Returns the dtype of parameters that a layer draws before all else.
+
+  Args:
+    options: the layer's options, of which use_bias and param_dtype are checked.
+    rngs: `nnx.Rngs` of the layer, checked.
+  """
+  initializers.check_rngs(rngs, 'params', required=True)
+  settings.boolean(options.get('use_bias', True), 'use_bias')
+  dtype = options.get('param_dtype', jnp.float32)
+  checks.floating(dtype, 'param_dtype')
+  return dtype
+
+
 def check_cell_params(
     given: Mapping[str, nnx.Variable] | None, features: int
 ) -> None:

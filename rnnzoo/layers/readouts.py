@@ -2,6 +2,7 @@
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import promotion
 from rnnzoo.engines import products
@@ -63,3 +64,73 @@ class Linear(nnx.Module):
       part = products.contract('...s,sf->...f', h[index], kernel, wide)
       y += factor * part
     return y
+
+
+class GatedNorm(nnx.Module):
+  """y = W_o (norm(h) (.) silu(W_g x)), of all arrays of h side by side.
+
+  norm(h) = scale (.) h / sqrt(mean(h²) + 1e-5).
+
+  Attributes:
+    gate: W_g, [in_features, size], with as many numbers as h has.
+    scale: [size].
+    kernel: W_o, [size, features].
+  """
+
+  def __init__(
+      self, in_features: int, size: int, features: int, dtype, *, rngs: nnx.Rngs
+  ):
+    """Draws W_g and W_o from N(0, 1 / fan_in); the scale starts as 1.
+
+    Args:
+      in_features: size of x's last axis.
+      size: size of h.
+      features: size of the output.
+      dtype: dtype of the parameters.
+      rngs: `nnx.Rngs` that the parameters are drawn from.
+    """
+    draw = lambda *shape: initializers.lecun_normal(rngs.params(), shape, dtype)
+    self.gate = nnx.Param(draw(in_features, size))
+    self.scale = nnx.Param(jnp.ones((size,), dtype))
+    self.kernel = nnx.Param(draw(size, features))
+
+  def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
+    wide = promotion.wide(x.dtype)
+    state = jnp.concatenate(h, axis=-1).astype(wide)
+    square = jnp.mean(state * state, axis=-1, keepdims=True)
+    normed = state * jax.lax.rsqrt(square + 1e-5) * self.scale[...].astype(wide)
+    gate = products.contract('...i,is->...s', x, _like(self.gate, x), wide)
+    gated = (normed * jax.nn.silu(gate)).astype(x.dtype)
+    return products.contract(
+        '...s,sf->...f', gated, _like(self.kernel, x), wide
+    )
+
+
+class OutputGate(nnx.Module):
+  """y = σ(W_o x + b_o) (.) h.
+
+  Attributes:
+    kernel: W_o, [in_features, features].
+    bias: b_o, [features], or None.
+  """
+
+  def __init__(self, kernel: Array, bias: Array | None):
+    """Keeps the parameters.
+
+    Args:
+      kernel: W_o.
+      bias: b_o, or None.
+    """
+    self.kernel = nnx.Param(kernel)
+    self.bias = nnx.data(None if bias is None else nnx.Param(bias))
+
+  def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
+    wide = promotion.wide(x.dtype)
+    gate = products.contract('...i,if->...f', x, _like(self.kernel, x), wide)
+    if self.bias is not None:
+      gate += self.bias[...].astype(wide)
+    return jax.nn.sigmoid(gate) * h[0].astype(wide)
+
+
+def _like(parameter: nnx.Param, x: Array) -> Array:
+  return parameter[...].astype(x.dtype)

@@ -24,6 +24,11 @@ from tests.testing import sharded_cases
 LOCAL_BATCH = 5
 
 LAYERS = tuple(rnnzoo.LAYERS)
+
+# The maps and readouts of the others may mix all features: each device has all.
+SPLIT = tuple(
+    name for name in LAYERS if name not in ('LRU', 'RGLRU', 'HGRN', 'QRNN')
+)
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
 NEWTON = (
     'GRU-alone-learned-associative_scan',
@@ -382,13 +387,13 @@ class SplitTest(Numbers):
     forms = itertools.cycle(('alone-given', 'two-plain', 'alone-learned'))
     names = [
         f'{layer}-{form}-scan'
-        for layer, form in zip([*rnnzoo.LAYERS][index::4], forms, strict=False)
+        for layer, form in zip(SPLIT[index::4], forms, strict=False)
     ]
     if layout == 'both':
       names += ['MinGRU-bidirectional-learned-scan', 'functions', 'block']
     self.assert_same('split_program', 8, names, layout)
 
-  @parameterized.product(layer=LAYERS, layout=LAYOUTS)
+  @parameterized.product(layer=SPLIT, layout=LAYOUTS)
   @pytest.mark.exhaustive
   def test_all(self, layer, layout):
     paths = ['scan', 'associative_scan']

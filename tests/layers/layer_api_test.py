@@ -170,7 +170,8 @@ class AnyLayerTest(parameterized.TestCase):
     self.assertEqual((y.dtype, y_t.dtype), (jnp.bfloat16, jnp.bfloat16))
     for c in (*carry, *step_carry, *layer.initial_carry()):
       self.assertEqual(c.dtype, jnp.float32)
-    self.assertEqual(layer.kernel.dtype, jnp.float32)
+    for param in jax.tree.leaves(nnx.state(layer)):
+      self.assertEqual(param.dtype, jnp.float32)
 
 
 class EdgesTest(parameterized.TestCase):

@@ -49,6 +49,13 @@ OPTIONS = {
     'MinGRU': [{'candidate': 'positive'}],
     'MinLSTM': [{'candidate': 'positive'}],
     'IndRNN': [{'activation': 'tanh'}],
+    'RGLRU': [{'signed': True, 'num_heads': 2}],
+    'HGRN': [{'complex': True, 'lower_bound': 0.25}],
+    'QRNN': [{'pooling': 'ifo'}],
+    'CfC': [
+        {'mode': 'no_gate', 'timespans': True, 'num_heads': 2},
+        {'mode': 'pure', 'timespans': True},
+    ],
     'IRevRNN': [{'activation': 'sigmoid', 'inner_activation': 'relu'}],
 }
 

@@ -291,11 +291,18 @@ class ComparisonTestCase(parameterized.TestCase):
         lambda v: np.asarray(v, np.float64), tree
     )
     pure = lambda v: None if v is None else v[...]
+    modules, states = [], {}
+    for name in ('input_map', 'readout'):
+      graph = None
+      if getattr(made, name) is not None:
+        graph, states[name] = nnx.split(getattr(made, name))
+      modules.append(graph)
     arrays = double(
         {
             'x': x,
+            **states,
             'kernel': pure(made.kernel),
-            'bias': np.zeros((len(made.kernel[...]), case.features))
+            'bias': np.zeros((layer.cell.input_gates, case.features))
             if made.bias is None
             else made.bias[...],
             'recurrent_kernel': pure(made.recurrent_kernel),
@@ -324,12 +331,14 @@ class ComparisonTestCase(parameterized.TestCase):
           none(reset, False),
           none(mask, True),
           double(weights),
+          tuple(modules),
       )
 
     got = {
         'x': d_x,
         'carry': d_carry,
-        'kernel': d_state['kernel'],
+        **{name: d_state[name] for name in states},
+        'kernel': d_state.get('kernel'),
         'bias': d_state.get('bias'),
         'recurrent_kernel': d_state.get('recurrent_kernel'),
         'cell_params': dict(d_state.get('cell_params', {})),

@@ -1,13 +1,16 @@
 """An independent reference: a Python-simple scan, differentiated by autodiff.
 
-Shares nothing with the engines but the cells' equations: gates are formed for
-one step at a time, the recurrent product is an einsum over [G, N, D, D], and
+Shares nothing with the engines but the cells' equations, and the maps of layers
+that have their own from x to gates or from memory to output, which
+linear_layers_test compares with their papers: gates are formed for one step at
+a time, the recurrent product is an einsum over [G, N, D, D], and
 every derivative is JAX's own, but for sLSTM's, which `cells_test` compares with
 that of the paper's equations. Run it in float64.
 """
 
 import functools
 
+from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -69,6 +72,8 @@ def unroll(
     )
     start = choose(reset_t, restart, carry)
     x_t = tuple(jnp.where(mask_t[:, None], x, 0) for x in x_t)
+    if getattr(cell, 'reads_starts', False):
+      x_t += (reset_t[:, None].astype(x_t[0].dtype),)
     new = step(cell, params, kernel, x_t, start, seen)
     new = choose(mask_t, new, start)
     return new, new
@@ -84,25 +89,34 @@ def unroll(
 
 
 @functools.partial(
-    jax.jit, static_argnums=(0, 1), compiler_options=compilation.OPTIONS
+    jax.jit, static_argnums=(0, 1, 2), compiler_options=compilation.OPTIONS
 )
-def _value_and_grad(cell, structure, arrays, reset, mask, weights):
+def _value_and_grad(cell, structure, modules, arrays, reset, mask, weights):
   def loss(arrays):
     recurrent = arrays['recurrent_kernel']
     if structure is not None:
       recurrent = structure(recurrent)
-    x_gates = jnp.einsum('bti,gif->btgf', arrays['x'], arrays['kernel'])
+    x, (input_map, readout) = arrays['x'], modules
+    if input_map is None:
+      x_gates = jnp.einsum('bti,gif->btgf', x, arrays['kernel'])
+      x_gates += arrays['bias']
+    else:
+      x_gates = nnx.merge(input_map, arrays['input_map'])(x)
+      x_gates = jnp.stack(x_gates, axis=2)
     final, carries = unroll(
         cell,
         arrays['cell_params'],
-        x_gates + arrays['bias'],
+        x_gates,
         recurrent,
         arrays['carry'],
         arrays['restart'],
         reset,
         mask,
     )
-    h = jnp.where(mask[..., None], carries[0], 0)
+    h = carries[0]
+    if readout is not None:
+      h = nnx.merge(readout, arrays['readout'])(x, carries)
+    h = jnp.where(mask[..., None], h, 0)
     outputs = (h, *final)
     total = sum(jnp.sum(w * y) for w, y in zip(weights, outputs, strict=True))
     return total, (final, h)
@@ -112,7 +126,7 @@ def _value_and_grad(cell, structure, arrays, reset, mask, weights):
 
 
 def layer_value_and_grad(
-    cell, structure, reverse, arrays, reset, mask, weights
+    cell, structure, reverse, arrays, reset, mask, weights, modules=(None, None)
 ):
   """Value and gradients of a weighted sum of a layer's outputs and final carry.
 
@@ -125,6 +139,8 @@ def layer_value_and_grad(
     reset: bool [B, T].
     mask: bool [B, T].
     weights: one array for h of every step [B, T, F], one for each final carry.
+    modules: graphs of the layer's input map and readout, or None, static; the
+      states are in `arrays`.
 
   Returns:
     (final carry, masked h of every step), gradients like `arrays`.
@@ -146,6 +162,7 @@ def layer_value_and_grad(
   (final, h), grads = _value_and_grad(
       cell,
       structure,
+      modules,
       arrays | {'x': padded(arrays['x'])},
       padded(reset),
       padded(mask),

@@ -70,8 +70,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
   for x in arrays:
     x = jnp.swapaxes(x, 0, 1 - axis).astype(jnp.float32)
     gates += [x] if x.ndim == 3 else [x[:, :, i] for i in range(x.shape[2])]
-  states = 1 if static.linear else len(carry)
-  zeros = jnp.zeros((states, batch, features), jnp.float32)
+  zeros = jnp.zeros((static.states, batch, features), jnp.float32)
   zeros = devices.like(zeros, gates[0])
   start, again = (
       zeros if c is None else c[..., :features] for c in (carry, restart)
@@ -87,8 +86,8 @@ def _loop(static, theta, arrays, carry, restart, flags):
     )
     old = tuple(jnp.where(reset, x, y) for x, y in zip(again, old, strict=True))
     if static.linear:
-      a, b = static.step(rows, row)
-      new = maps.affine(a, (b,), old)
+      starts = (reset.astype(jnp.float32),) * static.reads_starts
+      new = maps.affine(*static.step(rows, (*row, *starts)), old)
     else:
       new = static.step(rows, row, old)
     new = tuple(jnp.where(hold, x, y) for x, y in zip(old, new, strict=True))

@@ -172,7 +172,7 @@ def run(
     reset = time_devices.boundary(reset, 0, over)
   operands = operands._replace(x=x, reset=reset, mask=mask)
   if call.starts and cell.reads_starts:
-    # Of a mask, the device with the first steps is to have one that is valid.
+    # The device with the first steps must have one that the mask keeps.
     first = time_devices.is_first(call.reverse, over)
     reset = scan_steps.with_start(operands, call, 0, first)
     operands = operands._replace(reset=reset)

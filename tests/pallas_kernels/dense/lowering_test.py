@@ -51,6 +51,9 @@ LAYERS = comparison.table(
     AntisymmetricRNN 1x5x1024 float16 time_major gated=True
     GRU 16x5x1024 bfloat16 mask time_major stop_recurrent_gradient=True
     LSTM 16x3x768
+    CfC 16x13x64 bfloat16 reset mask
+    CfC 3x5x512 reset lengths time_major timespans=True
+    CfC 16x5x1024 bfloat16 reverse mode=pure timespans=True
     # Operands go straight to registers.
     LSTM 16x5x2048 bfloat16
     GRU 31x5x2000 float16 reset lengths reverse time_major

@@ -65,6 +65,14 @@ IRevRNN 2x13x256 bfloat16 lengths reverse
 IRevRNN 1x9x1 mask time_major activation=sigmoid inner_activation=relu
 LSTM 2x5x8 reset mask reverse num_heads=8
 GRU 2x5x8 reset lengths num_heads=8
+LRU 2x13x130 reset mask reverse
+RGLRU 2x13x130 reset lengths reverse num_heads=2
+RGLRU 2x9x8 bfloat16 reset time_major signed=True
+HGRN 2x9x8 reset mask lower_bound=0.5
+HGRN 2x9x130 bfloat16 lengths time_major complex=True
+QRNN 1x21x8 reset pooling=ifo
+CfC 2x5x8 reset mask num_heads=8 mode=no_gate timespans=True
+CfC 2x5x8 lengths reverse num_heads=8 mode=pure
 """,
 )
 

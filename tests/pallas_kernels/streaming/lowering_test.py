@@ -39,6 +39,12 @@ IRevRNN 2x13x8 float16 inner_steps=1 activation=tanh inner_activation=sigmoid
 IRevRNN 2x40x130 bfloat16 reset reverse activation=sigmoid inner_activation=relu
 GRU 2x13x8 lengths num_heads=8
 SLSTM 2x13x8 reset reverse num_heads=8
+LRU 2x4096x130 bfloat16 reset reverse
+RGLRU 2x40x256 reset mask num_heads=2
+RGLRU 2x4096x130 float16 lengths signed=True
+HGRN 2x40x130 bfloat16 time_major
+HGRN 2x4096x8 reset complex=True lower_bound=0.5
+QRNN 2x40x256 reset lengths pooling=ifo
 """,
 )
 

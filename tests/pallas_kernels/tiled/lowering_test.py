@@ -26,6 +26,7 @@ LAYERS = comparison.table(
     SLSTM 600x3x512 mask time_major num_heads=1
     Elman 16384x3x256 reset stop_recurrent_gradient=True
     LSTM 100x3x1856 reset
+    CfC 2048x3x768 reset
     """,
 )
 
