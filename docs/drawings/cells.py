@@ -125,6 +125,24 @@ CELLS = {
         y  1  Re(C h') + D x     m x
         h' 0  h'                 m
     """,
+    'S5': """
+        h  0  h
+        x  1  x
+        b  1  (exp(λ Δ) - 1) / λ B x  x
+        m  0  exp(λ Δ) h + ·     h b
+        y  1  2 Re(C h') + D x   m x
+        h' 0  h'                 m
+    """,
+    'LinOSS': """
+        z  0  z
+        y  1  y
+        x  2  x
+        b  2  Δ B x              x
+        m  0  z - Δ A y' + ·     z n b
+        n  1  y + Δ z'           y z b
+        z' 0  z'                 m
+        y' 1  y'                 n
+    """,
     'RGLRU': """
         h  0  h
         x  2  x
@@ -174,6 +192,8 @@ NOTES = {
     'AntisymmetricRNN': 'A = W - Wᵀ - γ I',
     'IndRNN': 'u: one number for each unit',
     'LRU': 'h and B x are complex',
+    'S5': 'h, λ and B x are complex',
+    'LinOSS': 'both equations are solved for z and y after the step',
     'RGLRU': 's = softplus(Λ); in a step that starts, 1 for the root',
     'CfC': 'ts: time since the last step',
 }

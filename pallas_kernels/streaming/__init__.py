@@ -2,7 +2,7 @@
 
 Which kernel runs which recurrence:
 
-    linear      linear in the carry (minGRU, minLSTM, a plain `linear_scan`)
+    linear      linear in the carry (minGRU, LRU, LinOSS, a plain `linear_scan`)
     diagonal    a diagonal recurrent kernel (IndRNN, IRevRNN)
 
 Modules, from the call to the hardware:
@@ -14,6 +14,7 @@ Modules, from the call to the hardware:
     kernel_call    a kernel's plan, launch, small operands and flags
     handoffs       how h passes between warpgroups and CTAs
     blocks         arrays, the cut of time, and ring buffers in shared memory
+    pairs          the ring buffers of complex arrays
 
 Glossary:
 
@@ -25,6 +26,7 @@ Glossary:
     cut         rows of a block, warpgroups, segments, stages: a `Config`
     stage       slot of a ring buffer of inputs, in shared memory
     map         h -> A h + B, the composition of the steps of a block
+    group       eight segments, of which one composes the maps of all
     hand-off    h, or maps, from one warpgroup or CTA to the next
     sentinel    NaN bit pattern that no computation produces: not published yet
     theta       numbers that each feature has: parameters, biases, diagonal R

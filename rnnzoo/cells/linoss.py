@@ -92,6 +92,8 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
     state_features: number of oscillators; None for `features`.
     discretization: 'implicit' (LinOSS-IM), which forgets, or
       'implicit_explicit' (LinOSS-IMEX), which keeps energy.
+    gated: whether the output is u (.) σ(W u + b) of u = gelu(y), as in the
+      networks of the paper.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
       B x; the paper has none), learn_initial_carry, dtype (of the computation),
       param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
@@ -113,6 +115,7 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
       *,
       state_features: int | None = None,
       discretization: str = 'implicit',
+      gated: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
@@ -135,6 +138,7 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
             in_features,
             uniform(size)(key(), shape, dtype),
             ((1, 1.0),),
+            gated=gated,
             rngs=rngs,
         ),
         rngs=rngs,

@@ -67,8 +67,9 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
 
   λ starts on a ring, min_radius <= |λ| <= max_radius, uniform in area, with an
   angle of at most `max_phase`; exp(γ) starts as sqrt(1 - |λ|^2), so that h has
-  the size of B x. B and C are complex. As in the paper, put it between a norm
-  and a gated product: `rnnzoo.Stack` has norms and residuals.
+  the size of B x. B and C are complex. The paper's network is near to
+  `rnnzoo.Stack(functools.partial(rnnzoo.LRU, gated=True), ..., norm='layer',
+  residual=True)`.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -85,6 +86,8 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     max_phase: largest angle of λ at the start, in radians; π / 10 was better on
       sequences of tens of thousands of steps.
     use_bias: whether to add a bias to B x; the paper has none.
+    gated: whether the output is u (.) σ(W u + b) of u = gelu(y), as in the
+      networks of the paper.
     **options: options of all layers (`rnnzoo.RecurrentLayer`):
       learn_initial_carry, dtype (of the computation), param_dtype,
       implementation ('scan', 'associative_scan', 'pallas' or None for the
@@ -110,6 +113,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       max_radius: float = 1.0,
       max_phase: float = 2 * np.pi,
       use_bias: bool = False,
+      gated: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
@@ -137,7 +141,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
             'gamma': nnx.Param(gamma),
         },
         kernel_init=_normal((2 * in_features) ** -0.5),
-        readout=readouts.Linear(in_features, kernel, rngs=rngs),
+        readout=readouts.Linear(in_features, kernel, gated=gated, rngs=rngs),
         rngs=rngs,
         use_bias=use_bias,
         **options,

@@ -79,8 +79,9 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
 
   λ starts with the eigenvalues of the normal part of HiPPO-LegS, B and C in its
   eigenbasis, Δ log-uniform. Eigenvalues come in conjugate pairs, of which h has
-  one each. The paper's network is norm, S5, gelu, gated product and a residual:
-  `rnnzoo.Stack` has norms and residuals.
+  one each. The paper's network is near to
+  `rnnzoo.Stack(functools.partial(rnnzoo.S5, gated=True), ..., norm='batch',
+  residual=True)`.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -98,6 +99,8 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     discretization: 'zoh' (zero-order hold) or 'bilinear'.
     min_step: least Δ at the start.
     max_step: largest Δ at the start; steps of 1 / T suit T steps.
+    gated: whether the output is u (.) σ(W u + b) of u = gelu(y), as in the
+      networks of the paper.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
       B x; the paper has none), learn_initial_carry, dtype (of the computation),
       param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
@@ -122,6 +125,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
       discretization: str = 'zoh',
       min_step: float = 1e-3,
       max_step: float = 0.1,
+      gated: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
@@ -170,7 +174,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
         },
         kernel_init=(given(b[0]), given(b[1])),
         readout=readouts.Linear(
-            in_features, c, readouts.TWICE_REAL_PART, rngs=rngs
+            in_features, c, readouts.TWICE_REAL_PART, gated=gated, rngs=rngs
         ),
         rngs=rngs,
         **{'use_bias': False, **options},

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import promotion
+from rnnzoo import settings
 from rnnzoo.engines import products
 from rnnzoo.layers import initializers
 
@@ -19,10 +20,14 @@ TWICE_REAL_PART = ((0, 2.0), (1, -2.0))
 class Linear(nnx.Module):
   """y = C h + D x, of some arrays of the carry.
 
+  With a gate the output is u (.) σ(W u + b) of u = gelu(y).
+
   Attributes:
     kernel: C, [parts, state_features, features].
     skip: D, [features]; where x has another size [in_features, features].
     parts: for each part of C the index of the carry's array, and a factor.
+    gate: W, [features, features], or None.
+    gate_bias: b, [features], or None.
   """
 
   def __init__(
@@ -31,6 +36,7 @@ class Linear(nnx.Module):
       kernel: Array,
       parts: tuple[tuple[int, float], ...] = REAL_PART,
       *,
+      gated: bool = False,
       rngs: nnx.Rngs,
   ):
     """Creates the parameters.
@@ -39,8 +45,10 @@ class Linear(nnx.Module):
       in_features: size of x's last axis.
       kernel: C.
       parts: which arrays C multiplies.
-      rngs: `nnx.Rngs` that D is drawn from.
+      gated: whether there is a gate.
+      rngs: `nnx.Rngs` that D and W are drawn from.
     """
+    settings.boolean(gated, 'gated')
     features, dtype = kernel.shape[-1], kernel.dtype
     self.kernel = nnx.Param(kernel)
     if in_features == features:
@@ -50,6 +58,12 @@ class Linear(nnx.Module):
       skip = initializers.lecun_normal(rngs.params(), shape, dtype)
     self.skip = nnx.Param(skip)
     self.parts = parts
+    self.gate = self.gate_bias = nnx.data(None)
+    if gated:
+      square = features, features
+      gate = initializers.lecun_normal(rngs.params(), square, dtype)
+      self.gate = nnx.Param(gate)
+      self.gate_bias = nnx.Param(jnp.zeros((features,), dtype))
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
     wide, skip = promotion.wide(x.dtype), self.skip[...]
@@ -63,7 +77,13 @@ class Linear(nnx.Module):
       kernel = kernel.astype(x.dtype)
       part = products.contract('...s,sf->...f', h[index], kernel, wide)
       y += factor * part
-    return y
+    if self.gate is None:
+      return y
+    u = jax.nn.gelu(y)
+    gate = products.contract(
+        '...f,fg->...g', u.astype(x.dtype), _like(self.gate, x), wide
+    )
+    return u * jax.nn.sigmoid(gate + self.gate_bias[...].astype(wide))
 
 
 class GatedNorm(nnx.Module):
