@@ -225,8 +225,9 @@ _STACKED = ('2 x LSTM', '4 x LSTM', '4 x GRU')
 _STEPS = ('LSTM step', 'GRU step', 'MinGRU step', '2 x LSTM step')
 _INNER = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
 _INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
-# MinGRU and MinLSTM take one pass.
-_ITERATED = [x for x in rnnzoo.LAYERS if x not in ('MinGRU', 'MinLSTM')]
+# Those that are linear in their memory take one pass.
+_ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'RGLRU', 'HGRN', 'QRNN'
+_ITERATED = [x for x in rnnzoo.LAYERS if x not in _ONE_PASS]
 
 # At these there is everything to compare with.
 _REFERENCE = ('12x64', '1x768')

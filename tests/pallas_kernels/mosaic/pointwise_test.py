@@ -343,13 +343,14 @@ class CellsTest(parameterized.TestCase):
     draw = lambda n: tuple(rng.standard_normal((n, 3, 128)).astype(np.float32))
     args = (
         {k: rows(np.asarray(v[...])) for k, v in made.cell_params.items()},
-        draw(cell.input_gates),
+        draw(cell.input_gates + getattr(cell, 'reads_starts', False)),
         draw(cell.recurrent_gates),
         random_layers.carry(made, 3),
     )
     f = cell.update
     if isinstance(cell, rnnzoo.LinearCell):
-      f, args = cell.coefficients, args[:2]
+      f = lambda *args: tuple(jax.tree.leaves(cell.coefficients(*args)))
+      args = args[:2]
     value, pullback = vjp(f, *args)
     cotangent = draw(len(value))
     pulled = cells.pull(pullback, cotangent)
