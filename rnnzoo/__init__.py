@@ -39,6 +39,7 @@ from rnnzoo.cells.lru import LRUCell
 from rnnzoo.cells.lstm import LSTM
 from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
+from rnnzoo.cells.lstm import PeepholeLSTMCell
 from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
@@ -61,9 +62,42 @@ class LSTMCell(cell.Cell):
     return sigmoid(o) * tanh(c), c
 
 
+@dataclasses.dataclass(frozen=True)
+class PeepholeLSTMCell(cell.Cell):
+  """Gates in the order i, f, g, o, of which three see c; carry (h, c).
+
+  i, f = σ(x + R h + p c)               p is params['p_i'], ['p_f'], ['p_o']
+  g    = tanh(x_g + R_g h)
+  c'   = f c + i g
+  o    = σ(x_o + R_o h + p_o c')
+  h'   = o tanh(c')
+  """
+
+  input_gates = 4
+  recurrent_gates = 4
+  carry_names = ('h', 'c')
+  carry_type = LSTMCarry
+  param_names = ('p_i', 'p_f', 'p_o')
+
+  def update(self, params, x_gates, h_gates, carry):
+    _, c = carry
+    i, f, g, o = map(jnp.add, x_gates, h_gates)
+    i, f = i + params['p_i'] * c, f + params['p_f'] * c
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o + params['p_o'] * c) * tanh(c), c
+
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    del diagonal
+    # If the gates are given, c is a linear recurrence.
+    _, c = carry
+    i, f, g, o = map(jnp.add, x_gates, h_gates)
+    i, f = i + params['p_i'] * c, f + params['p_f'] * c
+    _, c = solve(lambda carry: carry[1], sigmoid(f), sigmoid(i) * tanh(g))
+    return sigmoid(o + params['p_o'] * c) * tanh(c), c
+
+
 class _Options(
     sequence_layer.Options,
-    sequence_layer.ParamDtype,
     sequence_layer.KernelInit,
     sequence_layer.RecurrentKernel,
     total=False,
@@ -78,6 +112,9 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       g_t = tanh(W_g x_t + b_g + R_g h_{t-1})
       c_t = f_t c_{t-1} + i_t g_t
       h_t = o_t tanh(c_t)                              y_t = h_t
+
+  With `peephole`, i and f also have p c_{t-1} in their sums, and o has p_o c_t.
+  `cell_params` has p_i, p_f and p_o, each [features] and zero at the start.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -95,6 +132,8 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       initial bias of f is log u with u from U(1, chrono_steps - 1), the bias of
       i its negative (Tallec and Ollivier, 2018). None for `forget_bias`.
     num_heads: diagonal blocks of R; features must be a multiple of it.
+    peephole: whether the gates see c, for precise times (Gers and Schmidhuber,
+      2000); as `use_peepholes` of TensorFlow's LSTMCell.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
@@ -108,6 +147,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   References:
     S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
     F. A. Gers, J. Schmidhuber and F. Cummins, 2000, "Learning to forget".
+    F. A. Gers and J. Schmidhuber, 2000, "Recurrent nets that time and count".
     C. Tallec and Y. Ollivier, 2018, "Can recurrent neural networks warp time?".
   """
 
@@ -119,6 +159,8 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       forget_bias: float = 0.0,
       num_heads: int = 1,
       chrono_steps: int | None = None,
+      peephole: bool = False,
+      param_dtype: jax.typing.DTypeLike = jnp.float32,
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
@@ -138,11 +180,21 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
           bias_init, lambda key, value: draw(key, value.shape, value.dtype)
       )
     settings.bias_of_gate(forget_bias, options)
+    settings.set_by_layer(options, 'LSTM', 'cell_params')
+    settings.boolean(peephole, 'peephole')
+    own = PeepholeLSTMCell() if peephole else LSTMCell()
+    settings.positive(features, 'features')
+    checks.floating(param_dtype, 'param_dtype')
     super().__init__(
-        LSTMCell(),
+        own,
         in_features,
         features,
         num_heads=num_heads,
+        cell_params={
+            name: nnx.Param(jnp.zeros((features,), param_dtype))
+            for name in own.param_names
+        },
+        param_dtype=param_dtype,
         bias_init=(bias_init, forget_init, bias_init, bias_init),
         rngs=rngs,
         **options,

@@ -212,6 +212,8 @@ def check_layer(
     names = [cell.__name__.removesuffix('Cell') for cell in cells]
     listed = ', '.join(names[:-1]) + ' and ' + names[-1]
     got = type(layer).__name__
+    if is_layer and type(layer.cell).__name__ != f'{got}Cell':
+      got += f' of {type(layer.cell).__name__}'
     if isinstance(layer, type):
       got = f'the class {layer.__name__}, not an instance of it'
     raise ValueError(
