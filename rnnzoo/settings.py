@@ -233,7 +233,7 @@ _ELSEWHERE = {
     'nonlinearity': 'activation',
     'norm': 'rnnzoo.Stack(..., norm=...)',
     'num_layers': 'rnnzoo.Stack(rnnzoo.LSTM, ..., num_layers=...)',
-    'proj_size': 'a product with a matrix of your own after the layer',
+    'proj_size': 'rnnzoo.LSTM(..., projection=...)',
     'residual': 'rnnzoo.Stack(..., residual=...)',
 }
 

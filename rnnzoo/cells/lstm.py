@@ -1,7 +1,7 @@
 """The LSTM: an additive memory c behind input, forget and output gates."""
 
 import dataclasses
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from flax import nnx
 import jax
@@ -11,6 +11,7 @@ from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
@@ -115,6 +116,10 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
 
   With `peephole`, i and f also have p c_{t-1} in their sums, and o has p_o c_t.
   `cell_params` has p_i, p_f and p_o, each [features] and zero at the start.
+  With `projection`, y_t = P h_t has `projection` features, and R multiplies
+  y_{t-1}. The carry is still (h, c), of `features` each: an h that another
+  library gives, which is y, is no h of this layer. All paths run it, since
+  R P is formed once a call; `recurrent_gradient_clip` clips at h.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -125,7 +130,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
 
   Args:
     in_features: size of x's last axis.
-    features: size of h and c.
+    features: size of h and c, and of the output without a projection.
     forget_bias: added to the initial bias of f. A positive one keeps memory
       from the start, for instance 1 (Jozefowicz et al., 2015).
     chrono_steps: the longest dependency to be learnt, in steps; 3 or more. The
@@ -134,6 +139,9 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     num_heads: diagonal blocks of R; features must be a multiple of it.
     peephole: whether the gates see c, for precise times (Gers and Schmidhuber,
       2000); as `use_peepholes` of TensorFlow's LSTMCell.
+    projection: number of features of y = P h, which R multiplies (Sak et al.,
+      2014); torch's `proj_size`. None for y = h. P is `readout.kernel`,
+      [features, projection], and R is [4, 1, projection, features].
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
       recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
@@ -148,6 +156,8 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
     F. A. Gers, J. Schmidhuber and F. Cummins, 2000, "Learning to forget".
     F. A. Gers and J. Schmidhuber, 2000, "Recurrent nets that time and count".
+    H. Sak, A. Senior and F. Beaufays, 2014, "Long short-term memory recurrent
+    neural network architectures for large scale acoustic modeling".
     C. Tallec and Y. Ollivier, 2018, "Can recurrent neural networks warp time?".
   """
 
@@ -160,6 +170,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       num_heads: int = 1,
       chrono_steps: int | None = None,
       peephole: bool = False,
+      projection: int | None = None,
       param_dtype: jax.typing.DTypeLike = jnp.float32,
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
@@ -185,10 +196,22 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     own = PeepholeLSTMCell() if peephole else LSTMCell()
     settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
+    given: dict[str, Any] = {}
+    if projection is not None:
+      settings.positive(projection, 'projection')
+      if num_heads != 1:
+        raise ValueError(
+            f'projection={projection} mixes all features, and'
+            f' num_heads={num_heads} would part them; num_heads=1 would work.'
+        )
+      initializers.check_rngs(rngs, 'params', required=True)
+      readout = readouts.Projection(features, projection, param_dtype, rngs)
+      given = {'readout': readout, 'state_features': features}
+      self.features = features
     super().__init__(
         own,
         in_features,
-        features,
+        projection or features,
         num_heads=num_heads,
         cell_params={
             name: nnx.Param(jnp.zeros((features,), param_dtype))
@@ -197,6 +220,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         param_dtype=param_dtype,
         bias_init=(bias_init, forget_init, bias_init, bias_init),
         rngs=rngs,
+        **given,
         **options,
     )
     if chrono_steps is not None:
@@ -204,3 +228,14 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         raise ValueError('chrono_steps needs use_bias=True.')
       i, f = 0, 1
       self.bias[...] = self.bias[...].at[i].set(-self.bias[...][f])
+
+  def _block(self) -> tuple[int, int]:
+    if isinstance(self.readout, readouts.Projection):
+      return self.out_features, self.state_features
+    return super()._block()
+
+  def _structured(self, kernel: jax.Array, dtype) -> jax.Array:
+    kernel = super()._structured(kernel, dtype)
+    if isinstance(self.readout, readouts.Projection):
+      return self.readout.folded(kernel)
+    return kernel

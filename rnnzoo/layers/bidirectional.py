@@ -168,8 +168,7 @@ def _join(x: Array, y: Array) -> Array:
 def has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
   """Whether it is a layer whose recurrent kernel is not diagonal."""
   return (
-      isinstance(layer, recurrent.RecurrentLayer)
-      and type(layer).unroll is recurrent.RecurrentLayer.unroll
+      recurrent.is_plain(layer)
       and layer.recurrent_kernel is not None
       and layer.recurrent_kernel.shape[-1] > 1
   )

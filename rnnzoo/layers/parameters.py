@@ -67,19 +67,29 @@ class CellParameters(sequence_layer.SequenceLayer):
     self.recurrent_kernel = nnx.data(None)
     if not self.cell.recurrent_gates:
       return
-    size = self.state_features // self.num_heads
     self.recurrent_kernel = initializers.draw(
         'recurrent_kernel_init',
         recurrent_kernel_init,
         rngs.params,
         self.cell.recurrent_gates,
-        (size, size),
+        self._block(),
         self.param_dtype,
         self.num_heads,
     )
     if max_abs is not None:
       self.recurrent_kernel.set_metadata(max_abs=max_abs)
       self.recurrent_kernel = initializers.constrain(self.recurrent_kernel)
+
+  def _reads(self) -> int:
+    """Returns how many of the carry's arrays the output is made of."""
+    if self.readout is None:
+      return 1
+    return getattr(self.readout, 'reads', len(self.cell.carry_names))
+
+  def _block(self) -> tuple[int, int]:
+    """Returns the shape of one gate and head of the stored R."""
+    size = self.state_features // self.num_heads
+    return size, size
 
   def _operands(self, x: Array) -> call_lib.Operands:
     """Returns the arrays of a run from the layer's own carry.
@@ -177,8 +187,7 @@ class CellParameters(sequence_layer.SequenceLayer):
   def _check_parameters(self) -> None:
     """Raises ValueError for a state that is not this layer's own."""
     gates, features = self.cell.input_gates, self.state_features
-    size = features // self.num_heads
-    heads = (self.cell.recurrent_gates, self.num_heads, size, size)
+    heads = (self.cell.recurrent_gates, self.num_heads, *self._block())
     given: list[tuple[str, Any, tuple[int, ...] | None]] = []
     if self.input_map is None:
       shape = gates, self.in_features, features

@@ -264,9 +264,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
   ) -> tuple[OwnT, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
     initializers.check_rngs(rngs, None)
-    # A readout may take all of the carry.
-    read = 1 if self.readout is None else len(self.cell.carry_names)
-    call = self._call(reverse, time_major, read)
+    call = self._call(reverse, time_major, self._reads())
     given = x, initial_carry, reset, seq_lengths, mask
     with promotion.ranks_allowed():
       carry, (y,) = self._run(*given, call)
