@@ -233,6 +233,7 @@ _ELSEWHERE = {
     'nonlinearity': 'activation',
     'norm': 'rnnzoo.Stack(..., norm=...)',
     'num_layers': 'rnnzoo.Stack(rnnzoo.LSTM, ..., num_layers=...)',
+    'recurrent_dropout': 'recurrent_dropout_rate',
     'proj_size': 'rnnzoo.LSTM(..., projection=...)',
     'residual': 'rnnzoo.Stack(..., residual=...)',
 }

@@ -119,7 +119,8 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   With `projection`, y_t = P h_t has `projection` features, and R multiplies
   y_{t-1}. The carry is still (h, c), of `features` each: an h that another
   library gives, which is y, is no h of this layer. All paths run it, since
-  R P is formed once a call; `recurrent_gradient_clip` clips at h.
+  R P is formed once a call; `recurrent_gradient_clip`, zoneout and recurrent
+  dropout act on h.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -144,9 +145,10 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       [features, projection], and R is [4, 1, projection, features].
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
-      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
-      computation), param_dtype, implementation ('scan', 'associative_scan',
-      'pallas' or None for the fastest).
+      recurrent_gradient_clip, stop_recurrent_gradient, zoneout_rate,
+      recurrent_dropout_rate, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

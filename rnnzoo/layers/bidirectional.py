@@ -16,6 +16,7 @@ from rnnzoo.engines import selection
 from rnnzoo.engines import sharding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import regularisation
 from rnnzoo.layers import sequence_layer
 
 # Two layers in opposite directions, in one kernel.
@@ -286,7 +287,10 @@ class Bidirectional(sequence_layer.SequenceLayer):
           f' {checks.describe(initial_carry)}.'
       )
 
+    ways = self.forward, self.backward
     try:
+      if rngs is not None and any(map(regularisation.drops, ways)):
+        raise NotImplementedError('a layer drops what R multiplies')
       return unroll(
           self.forward,
           self.backward,
