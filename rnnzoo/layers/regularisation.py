@@ -11,7 +11,6 @@ The layer's public carry is that of its own cell.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import numbers
 from typing import Any, NamedTuple
 
@@ -136,18 +135,11 @@ class Regularised(parameters.CellParameters):
     """Checks both rates and keeps those that are not zero."""
     rates = _zoneout_rates(self.cell, zoneout)
     settings.dropout_rate(dropout, 'recurrent_dropout_rate')
-    name = type(self.cell).__name__
-    if any(rates) and isinstance(self.cell, cell_lib.LinearCell):
+    if (any(rates) or dropout) and not self.cell.recurrent_gates:
       raise ValueError(
-          f'zoneout_rate={zoneout} is for cells whose gates see the memory, and'
-          f' {name} is linear in it; rnnzoo.Stack(..., dropout_rate=...) would'
-          ' work.'
-      )
-    if dropout and not self.cell.recurrent_gates:
-      raise ValueError(
-          f'recurrent_dropout_rate={dropout} drops what a recurrent kernel'
-          f' multiplies, and {name} has none; rnnzoo.Stack(...,'
-          ' dropout_rate=...) would work.'
+          'zoneout_rate and recurrent_dropout_rate are for cells with a'
+          f' recurrent kernel, and {type(self.cell).__name__} has none;'
+          ' rnnzoo.Stack(..., dropout_rate=...) would work.'
       )
     if any(rates):
       self.zoneout_rate = rates
@@ -189,12 +181,10 @@ class Regularised(parameters.CellParameters):
     for i, rate in enumerate(self.zoneout_rate or ()):
       if rate > 0:
         # A key for each step: longer padding changes no mask.
-        keys = jax.random.fold_in(key, i + 1)
-        keys = jax.vmap(functools.partial(jax.random.fold_in, keys))(
-            jnp.arange(time)
-        )
-        draw = functools.partial(jax.random.bernoulli, p=rate, shape=shape)
-        mask = jax.vmap(draw)(keys)
+        own = jax.random.fold_in(key, i + 1)
+        keys = jax.vmap(lambda t, own=own: jax.random.fold_in(own, t))
+        draw = lambda k, rate=rate: jax.random.bernoulli(k, rate, shape)
+        mask = jax.vmap(draw)(keys(jnp.arange(time)))
         zoneout.append(mask if time_major else jnp.moveaxis(mask, 0, -2))
     dropout = None
     if self.recurrent_dropout_rate is not None:

@@ -65,21 +65,6 @@ class Weights:
     return A
 
 
-def peephole_lstm(w, x):
-  """As TensorFlow's LSTMCell(use_peepholes=True) has it."""
-  h, c = np.zeros(FEATURES), np.zeros(FEATURES)
-  for x_t in x:
-    new = np.zeros(FEATURES)
-    for j in range(FEATURES):
-      i, f, g, o = (w.x(gate, j, x_t) + w.h(gate, j, h) for gate in range(4))
-      before = c[j]
-      c[j] = sigmoid(f + w.own['p_f'][j] * before) * before
-      c[j] += sigmoid(i + w.own['p_i'][j] * before) * math.tanh(g)
-      new[j] = sigmoid(o + w.own['p_o'][j] * c[j]) * math.tanh(c[j])
-    h = new
-    yield h
-
-
 def slstm(w, x):
   h, c, n, m = (np.zeros(FEATURES) for _ in range(4))
   for x_t in x:
@@ -180,7 +165,6 @@ def minlstm(w, x, g):
 
 identity = lambda x: x
 CASES = {
-    'PeepholeLSTM': ('LSTM', {'peephole': True}, peephole_lstm, ()),
     'SLSTM': ('SLSTM', {'num_heads': 2}, slstm, ()),
     'AGRU': ('AGRU', {'gamma': 0.3}, agru, (0.3,)),
     'AntisymmetricRNN': (
