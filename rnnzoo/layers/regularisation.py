@@ -189,7 +189,7 @@ class Regularised(parameters.CellParameters):
     dropout = None
     if self.recurrent_dropout_rate is not None:
       keep = 1 - self.recurrent_dropout_rate
-      dropout = jax.random.bernoulli(key, keep, shape)
+      dropout = jax.random.bernoulli(jax.random.fold_in(key, 0), keep, shape)
     return Masks(tuple(zoneout), dropout)
 
   def _cell(self, masks: Masks = NONE) -> cell_lib.Cell:
