@@ -45,6 +45,7 @@ from rnnzoo.cells.linoss import OscillatorCarry
 from rnnzoo.cells.lstm import LSTM
 from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
+from rnnzoo.cells.lstm import PeepholeLSTMCell
 from rnnzoo.cells.lru import ComplexCarry
 from rnnzoo.cells.lru import LRU
 from rnnzoo.cells.lru import LRUCell

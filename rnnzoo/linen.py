@@ -312,6 +312,8 @@ class Recurrent(SequenceModule):
   learn_initial_carry: bool = False
   recurrent_gradient_clip: float | None = None
   stop_recurrent_gradient: bool = False
+  zoneout_rate: float | Sequence[float] = 0.0
+  recurrent_dropout_rate: float = 0.0
   dtype: jax.typing.DTypeLike | None = None
   param_dtype: jax.typing.DTypeLike = jnp.float32
   implementation: selection.Implementation = None

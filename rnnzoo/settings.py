@@ -233,7 +233,8 @@ _ELSEWHERE = {
     'nonlinearity': 'activation',
     'norm': 'rnnzoo.Stack(..., norm=...)',
     'num_layers': 'rnnzoo.Stack(rnnzoo.LSTM, ..., num_layers=...)',
-    'proj_size': 'a product with a matrix of your own after the layer',
+    'recurrent_dropout': 'recurrent_dropout_rate',
+    'proj_size': 'rnnzoo.LSTM(..., projection=...)',
     'residual': 'rnnzoo.Stack(..., residual=...)',
 }
 

@@ -139,7 +139,8 @@ Args:
     self.assertEqual(
         docstrings.signature(rnnzoo.LSTM),
         '(in_features, features, *, forget_bias=0.0, num_heads=1,'
-        ' chrono_steps=None, bias_init=..., rngs, **options)',
+        ' chrono_steps=None, peephole=False, projection=None,'
+        ' param_dtype=float32, bias_init=..., rngs, **options)',
     )
 
 

@@ -78,9 +78,9 @@ class AGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     kernel_init: initialiser of V, Xavier uniform.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       bias_init, learn_initial_carry, recurrent_gradient_clip,
-      stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'associative_scan', 'pallas' or None for the
-      fastest).
+      stop_recurrent_gradient, zoneout_rate, recurrent_dropout_rate, dtype (of
+      the computation), param_dtype, implementation ('scan', 'associative_scan',
+      'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -77,9 +77,10 @@ class Elman(recurrent.RecurrentLayer[cell.HiddenCarry]):
     num_heads: diagonal blocks of R; features must be a multiple of it.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
-      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
-      computation), param_dtype, implementation ('scan', 'associative_scan',
-      'pallas' or None for the fastest).
+      recurrent_gradient_clip, stop_recurrent_gradient, zoneout_rate,
+      recurrent_dropout_rate, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

@@ -163,9 +163,9 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
     inner_scale: standard deviation that a and b start with.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, bias_init, learn_initial_carry, recurrent_gradient_clip,
-      stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'associative_scan', 'pallas' or None for the
-      fastest).
+      stop_recurrent_gradient, zoneout_rate, recurrent_dropout_rate, dtype (of
+      the computation), param_dtype, implementation ('scan', 'associative_scan',
+      'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:

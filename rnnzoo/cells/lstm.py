@@ -1,15 +1,17 @@
 """The LSTM: an additive memory c behind input, forget and output gates."""
 
 import dataclasses
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
 from rnnzoo import cell
+from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
@@ -61,9 +63,42 @@ class LSTMCell(cell.Cell):
     return sigmoid(o) * tanh(c), c
 
 
+@dataclasses.dataclass(frozen=True)
+class PeepholeLSTMCell(cell.Cell):
+  """Gates in the order i, f, g, o, of which three see c; carry (h, c).
+
+  i, f = σ(x + R h + p c)               p is params['p_i'], ['p_f'], ['p_o']
+  g    = tanh(x_g + R_g h)
+  c'   = f c + i g
+  o    = σ(x_o + R_o h + p_o c')
+  h'   = o tanh(c')
+  """
+
+  input_gates = 4
+  recurrent_gates = 4
+  carry_names = ('h', 'c')
+  carry_type = LSTMCarry
+  param_names = ('p_i', 'p_f', 'p_o')
+
+  def update(self, params, x_gates, h_gates, carry):
+    _, c = carry
+    i, f, g, o = map(jnp.add, x_gates, h_gates)
+    i, f = i + params['p_i'] * c, f + params['p_f'] * c
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o + params['p_o'] * c) * tanh(c), c
+
+  def guess(self, params, x_gates, h_gates, carry, diagonal, solve):
+    del diagonal
+    # If the gates are given, c is a linear recurrence.
+    _, c = carry
+    i, f, g, o = map(jnp.add, x_gates, h_gates)
+    i, f = i + params['p_i'] * c, f + params['p_f'] * c
+    _, c = solve(lambda carry: carry[1], sigmoid(f), sigmoid(i) * tanh(g))
+    return sigmoid(o + params['p_o'] * c) * tanh(c), c
+
+
 class _Options(
     sequence_layer.Options,
-    sequence_layer.ParamDtype,
     sequence_layer.KernelInit,
     sequence_layer.RecurrentKernel,
     total=False,
@@ -79,6 +114,14 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       c_t = f_t c_{t-1} + i_t g_t
       h_t = o_t tanh(c_t)                              y_t = h_t
 
+  With `peephole`, i and f also have p c_{t-1} in their sums, and o has p_o c_t.
+  `cell_params` has p_i, p_f and p_o, each [features] and zero at the start.
+  With `projection`, y_t = P h_t has `projection` features, and R multiplies
+  y_{t-1}. The carry is still (h, c), of `features` each: an h that another
+  library gives, which is y, is no h of this layer. All paths run it, since
+  R P is formed once a call; `recurrent_gradient_clip`, zoneout and recurrent
+  dropout act on h.
+
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
   >>> layer = rnnzoo.LSTM(in_features=3, features=8, rngs=nnx.Rngs(0))
@@ -88,18 +131,24 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
 
   Args:
     in_features: size of x's last axis.
-    features: size of h and c.
+    features: size of h and c, and of the output without a projection.
     forget_bias: added to the initial bias of f. A positive one keeps memory
       from the start, for instance 1 (Jozefowicz et al., 2015).
     chrono_steps: the longest dependency to be learnt, in steps; 3 or more. The
       initial bias of f is log u with u from U(1, chrono_steps - 1), the bias of
       i its negative (Tallec and Ollivier, 2018). None for `forget_bias`.
     num_heads: diagonal blocks of R; features must be a multiple of it.
+    peephole: whether the gates see c, for precise times (Gers and Schmidhuber,
+      2000); as `use_peepholes` of TensorFlow's LSTMCell.
+    projection: number of features of y = P h, which R multiplies (Sak et al.,
+      2014); torch's `proj_size`. None for y = h. P is `readout.kernel`,
+      [features, projection], and R is [4, 1, projection, features].
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init, learn_initial_carry,
-      recurrent_gradient_clip, stop_recurrent_gradient, dtype (of the
-      computation), param_dtype, implementation ('scan', 'associative_scan',
-      'pallas' or None for the fastest).
+      recurrent_gradient_clip, stop_recurrent_gradient, zoneout_rate,
+      recurrent_dropout_rate, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -108,6 +157,9 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
   References:
     S. Hochreiter and J. Schmidhuber, 1997, "Long short-term memory".
     F. A. Gers, J. Schmidhuber and F. Cummins, 2000, "Learning to forget".
+    F. A. Gers and J. Schmidhuber, 2000, "Recurrent nets that time and count".
+    H. Sak, A. Senior and F. Beaufays, 2014, "Long short-term memory recurrent
+    neural network architectures for large scale acoustic modeling".
     C. Tallec and Y. Ollivier, 2018, "Can recurrent neural networks warp time?".
   """
 
@@ -119,6 +171,9 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       forget_bias: float = 0.0,
       num_heads: int = 1,
       chrono_steps: int | None = None,
+      peephole: bool = False,
+      projection: int | None = None,
+      param_dtype: jax.typing.DTypeLike = jnp.float32,
       bias_init: initializers.Initializer = initializers.zeros,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
@@ -138,13 +193,36 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
           bias_init, lambda key, value: draw(key, value.shape, value.dtype)
       )
     settings.bias_of_gate(forget_bias, options)
+    settings.set_by_layer(options, 'LSTM', 'cell_params')
+    settings.boolean(peephole, 'peephole')
+    own = PeepholeLSTMCell() if peephole else LSTMCell()
+    settings.positive(features, 'features')
+    checks.floating(param_dtype, 'param_dtype')
+    given: dict[str, Any] = {}
+    if projection is not None:
+      settings.positive(projection, 'projection')
+      if num_heads != 1:
+        raise ValueError(
+            f'projection={projection} mixes all features, and'
+            f' num_heads={num_heads} would part them; num_heads=1 would work.'
+        )
+      initializers.check_rngs(rngs, 'params', required=True)
+      readout = readouts.Projection(features, projection, param_dtype, rngs)
+      given = {'readout': readout, 'state_features': features}
+      self.features = features
     super().__init__(
-        LSTMCell(),
+        own,
         in_features,
-        features,
+        projection or features,
         num_heads=num_heads,
+        cell_params={
+            name: nnx.Param(jnp.zeros((features,), param_dtype))
+            for name in own.param_names
+        },
+        param_dtype=param_dtype,
         bias_init=(bias_init, forget_init, bias_init, bias_init),
         rngs=rngs,
+        **given,
         **options,
     )
     if chrono_steps is not None:
@@ -152,3 +230,14 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         raise ValueError('chrono_steps needs use_bias=True.')
       i, f = 0, 1
       self.bias[...] = self.bias[...].at[i].set(-self.bias[...][f])
+
+  def _block(self) -> tuple[int, int]:
+    if isinstance(self.readout, readouts.Projection):
+      return self.out_features, self.state_features
+    return super()._block()
+
+  def _structured(self, kernel: jax.Array, dtype) -> jax.Array:
+    kernel = super()._structured(kernel, dtype)
+    if isinstance(self.readout, readouts.Projection):
+      return self.readout.folded(kernel)
+    return kernel

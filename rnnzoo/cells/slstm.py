@@ -1,5 +1,6 @@
 """The sLSTM: an LSTM with exponential gates, kept in range by a stabiliser."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import NamedTuple, Unpack
@@ -214,9 +215,9 @@ class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
     recurrent_kernel_init: initialiser of R, zeros as in xLSTM.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, learn_initial_carry, recurrent_gradient_clip,
-      stop_recurrent_gradient, dtype (of the computation), param_dtype,
-      implementation ('scan', 'associative_scan', 'pallas' or None for the
-      fastest).
+      stop_recurrent_gradient, zoneout_rate, recurrent_dropout_rate, dtype (of
+      the computation), param_dtype, implementation ('scan', 'associative_scan',
+      'pallas' or None for the fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -242,6 +243,12 @@ class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
       **options: Unpack[_Options],
   ):
     settings.set_by_layer(options, 'SLSTM', 'bias_init')
+    zoneout = options.get('zoneout_rate', 0.0)
+    if any(zoneout[1:] if isinstance(zoneout, Sequence) else (zoneout,)):
+      raise ValueError(
+          'zoneout_rate of an SLSTM must be 0 for c, n and m, which share one'
+          f' scale, got {zoneout!r}; (0.1, 0, 0, 0) would work.'
+      )
     cell = make_cell(max_forget, min_normalizer)
     forget = forget_bias(num_heads, block_index, num_blocks)
     zeros = initializers.zeros

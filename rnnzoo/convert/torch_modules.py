@@ -48,10 +48,11 @@ def from_torch(
       without `_lk`:
         weight_ih_lk  [gates * features, in_features]
         weight_hh_lk  [gates * features, features]
+        weight_hr_lk  [proj_size, features], of an `LSTM` with a projection
         bias_ih_lk    [gates * features]
         bias_hh_lk    [gates * features]
       A module with `bias=False` has no biases, and fills a layer with
-      `use_bias=False`. For one with `proj_size` see `fold_projection`.
+      `use_bias=False`, one with `proj_size=n` a layer with `projection=n`.
     prefix: the start of the entries' names, for instance 'encoder.' for the
       recurrent part of a model; entries without it are passed over.
 
@@ -62,10 +63,11 @@ def from_torch(
   parts = _parts(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
   projected = [name for name in entries.left if 'weight_hr' in name]
-  if projected:
+  if projected and parts[0][0].readout is None:
     given = 'state_dict' + f', prefix={prefix!r}' * bool(prefix)
     raise ValueError(
-        f'The state dict has {projected} of a module with proj_size;'
+        f'The state dict has {projected} of a module with proj_size, for which'
+        f' LSTM(..., projection=proj_size) would work;'
         f' convert.fold_projection({given}) makes one without.'
     )
   updates = []
@@ -94,7 +96,7 @@ def _parts(layer: sequence_layer.SequenceLayer) -> list[Any]:
         )
   parts = list(weights_lib.parts(layer))
   for part, _, _ in parts:
-    weights_lib.check_layer(part)
+    weights_lib.check_layer(part, projected=True)
   weights_lib.check_alike([part for part, _, _ in parts], 'torch')
   levels = len({level for _, level, _ in parts})
   if len(parts) not in (levels, 2 * levels):
@@ -139,6 +141,8 @@ def to_torch(
     rows = lambda kernel: weights_lib.join_gates(kernel).T
     state[f'{prefix}weight_ih{suffix}'] = rows(weights.kernel)
     state[f'{prefix}weight_hh{suffix}'] = rows(weights.recurrent_kernel[:, 0])
+    if weights.projection is not None:
+      state[f'{prefix}weight_hr{suffix}'] = weights.projection.T
     extra = weights.recurrent_bias
     if weights.bias is None:
       continue
@@ -154,6 +158,8 @@ def fold_projection(
     state_dict: Mapping[str, Any], *, prefix: str = ''
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
   """Rewrites the weights of a `torch.nn.LSTM` with `proj_size` without it.
+
+  An `rnnzoo.LSTM` with `projection` takes them as they are, by `from_torch`.
 
   Such a module multiplies h by a matrix P before anything uses it. Equal
   outputs come from an LSTM whose matrices on h are R P and, in the level above,
@@ -232,12 +238,15 @@ def _take(
     layer, entries: weights_lib.Entries, suffix: str
 ) -> weights_lib.Weights:
   """Takes one layer's entries."""
-  gates, features = layer.cell.input_gates, layer.out_features
+  gates, features = layer.cell.input_gates, layer.state_features
   width = gates * features
   hint = ' A module with bias=False fills a layer with use_bias=False.'
   take = lambda name, *shape: entries.take(name + suffix, shape, layer)
   weight_ih = take('weight_ih', width, layer.in_features)
-  weight_hh = take('weight_hh', width, features)
+  weight_hh = take('weight_hh', width, layer.out_features)
+  projection = None
+  if layer.readout is not None:
+    projection = take('weight_hr', layer.out_features, features).T
   bias_ih = bias_hh = np.zeros((gates, features))
   if layer.bias is not None:
     bias_ih, bias_hh = (
@@ -249,4 +258,6 @@ def _take(
     bias[-1], extra = bias_ih[-1], bias_hh[-1]
   both = f'The sum of bias_ih{suffix} and bias_hh{suffix}'
   weights_lib.fits(bias, layer, both)
-  return weights_lib.of_columns(layer, weight_ih.T, weight_hh.T, bias, extra)
+  return weights_lib.of_columns(
+      layer, weight_ih.T, weight_hh.T, bias, extra, projection=projection
+  )

@@ -24,6 +24,7 @@ from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
 from rnnzoo.layers import bidirectional
+from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
@@ -41,12 +42,14 @@ class Weights:
     recurrent_kernel: R, [gates, heads, head_dim (from), head_dim (to)].
     bias: [gates, features]; all but a GRU's b_hn.
     recurrent_bias: a GRU's b_hn, [features]; None for other cells.
+    projection: an LSTM's P, [features, projection], or None.
   """
 
   kernel: Any
   recurrent_kernel: Any
   bias: Any
   recurrent_bias: Any = None
+  projection: Any = None
 
 
 class Entries:
@@ -197,6 +200,7 @@ def check_layer(
     cells: tuple[type, ...] = COMMON_CELLS,
     heads: bool = False,
     with_bias: str = '',
+    projected: bool = False,
 ) -> None:
   """Raises ValueError for a layer that the library does not have.
 
@@ -205,6 +209,7 @@ def check_layer(
     cells: the cells that it has.
     heads: whether it has heads.
     with_bias: its name, where its cells always have biases.
+    projected: whether it has LSTMs with a projection.
   """
   # A subclass of a cell may have other equations.
   is_layer = isinstance(layer, recurrent.RecurrentLayer)
@@ -212,12 +217,20 @@ def check_layer(
     names = [cell.__name__.removesuffix('Cell') for cell in cells]
     listed = ', '.join(names[:-1]) + ' and ' + names[-1]
     got = type(layer).__name__
+    if is_layer and type(layer.cell).__name__ != f'{got}Cell':
+      got += f' of {type(layer.cell).__name__}'
     if isinstance(layer, type):
       got = f'the class {layer.__name__}, not an instance of it'
     raise ValueError(
         f'Weights can be converted for {listed} layers, from and to torch also'
         ' for Bidirectional and Stack of them, to keras for Bidirectional; got'
         f' {got}.'
+    )
+  is_projected = isinstance(layer.readout, readouts.Projection)
+  if layer.readout is not None and not (projected and is_projected):
+    raise ValueError(
+        'Only torch has a readout, the projection of an LSTM; this'
+        f' {type(layer).__name__} has {settings.a(type(layer.readout))}.'
     )
   check_structure(layer)
   if layer.num_heads != 1 and not heads:
@@ -244,7 +257,8 @@ def check_alike(layers: Sequence[recurrent.RecurrentLayer], library: str):
   of_module: dict[str, list[Any]] = {
       'cell': [layer.cell for layer in layers],
       'use_bias': [layer.bias is not None for layer in layers],
-      'number of features': [layer.out_features for layer in layers],
+      'number of features': [layer.state_features for layer in layers],
+      'number of outputs': [layer.out_features for layer in layers],
   }
   for name, values in of_module.items():
     kinds = list(dict.fromkeys(values))
@@ -264,6 +278,8 @@ def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:
     state['bias'] = weights.bias
   if weights.recurrent_bias is not None:
     state['cell_params'] = {'recurrent_bias': weights.recurrent_bias}
+  if weights.projection is not None:
+    state['readout'] = {'kernel': weights.projection}
   learned = nnx.to_pure_dict(nnx.state(layer)).get('learned_carry')
   if learned is not None:  # Other libraries begin with zeros.
     state['learned_carry'] = jax.tree.map(
@@ -321,6 +337,7 @@ def read(
       'recurrent_kernel': layer.recurrent_kernel,
       'bias': layer.bias,
       'recurrent_bias': layer.cell_params.get('recurrent_bias'),
+      'projection': getattr(layer.readout, 'kernel', None),
   }
   found = {
       name: None if parameter is None else numbers(parameter, label)
@@ -384,6 +401,7 @@ def of_columns(
     bias: np.ndarray | None,
     extra: np.ndarray | None = None,
     order: Any = slice(None),
+    projection: np.ndarray | None = None,
 ) -> Weights:
   """Returns weights of matrices [from, gates * to] of one head.
 
@@ -394,12 +412,13 @@ def of_columns(
     bias: as in `Weights`.
     extra: a GRU's b_hn.
     order: our gates by their places in the library.
+    projection: as in `Weights`.
   """
   gates = layer.cell.input_gates
   inputs, hidden = (
       split_gates(w, gates)[order] for w in (kernel, recurrent_kernel)
   )
-  return Weights(inputs, hidden[:, None], bias, extra)
+  return Weights(inputs, hidden[:, None], bias, extra, projection)
 
 
 def split_gates(columns: np.ndarray, gates: int) -> np.ndarray:

@@ -235,7 +235,7 @@ def _check_carry(
     inside = '' if type(layer) is gru.GRU else ', layer'
     raise ValueError(
         f'carry must be as ScannedRNN.initialize_carry({size},'
-        f' {layer.out_features}{inside}) returns it, {_described(want)}, for'
+        f' {layer.features}{inside}) returns it, {_described(want)}, for'
         f' ins of shape {ins_shape} with time first; got {_described(carry)}.'
         f'{_order(carry, (*batch, layer.out_features))}'
     )

@@ -135,7 +135,7 @@ def verify(
       restart=jax.tree.map(rows, operands.restart),
   )
   plan = newton_plan.make_plan(
-      layer.cell,
+      layer._cell(),
       call_lib.Dense(),
       operands,
       call_lib.Call(reverse=reverse),

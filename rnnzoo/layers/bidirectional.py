@@ -16,6 +16,7 @@ from rnnzoo.engines import selection
 from rnnzoo.engines import sharding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import regularisation
 from rnnzoo.layers import sequence_layer
 
 # Two layers in opposite directions, in one kernel.
@@ -168,8 +169,7 @@ def _join(x: Array, y: Array) -> Array:
 def has_blocks(layer) -> TypeGuard[recurrent.RecurrentLayer]:
   """Whether it is a layer whose recurrent kernel is not diagonal."""
   return (
-      isinstance(layer, recurrent.RecurrentLayer)
-      and type(layer).unroll is recurrent.RecurrentLayer.unroll
+      recurrent.is_plain(layer)
       and layer.recurrent_kernel is not None
       and layer.recurrent_kernel.shape[-1] > 1
   )
@@ -287,7 +287,10 @@ class Bidirectional(sequence_layer.SequenceLayer):
           f' {checks.describe(initial_carry)}.'
       )
 
+    ways = self.forward, self.backward
     try:
+      if rngs is not None and any(map(regularisation.drops, ways)):
+        raise NotImplementedError('a layer drops what R multiplies')
       return unroll(
           self.forward,
           self.backward,

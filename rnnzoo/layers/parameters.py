@@ -1,6 +1,6 @@
 """Parameters of a layer with a cell: checked, and as the engines take them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -13,6 +13,8 @@ from rnnzoo import cell as cell_lib
 from rnnzoo import checks
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import selection
+from rnnzoo.engines import sharding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
 
@@ -45,6 +47,7 @@ class CellParameters(sequence_layer.SequenceLayer):
   recurrent_structure: Any
   dtype: jax.typing.DTypeLike | None
   param_dtype: jax.typing.DTypeLike
+  implementation: selection.Implementation
 
   def _draw(self, rngs, kernel_init, bias_init) -> None:
     """Draws W and, with an initialiser for it, b."""
@@ -67,19 +70,29 @@ class CellParameters(sequence_layer.SequenceLayer):
     self.recurrent_kernel = nnx.data(None)
     if not self.cell.recurrent_gates:
       return
-    size = self.state_features // self.num_heads
     self.recurrent_kernel = initializers.draw(
         'recurrent_kernel_init',
         recurrent_kernel_init,
         rngs.params,
         self.cell.recurrent_gates,
-        (size, size),
+        self._block(),
         self.param_dtype,
         self.num_heads,
     )
     if max_abs is not None:
       self.recurrent_kernel.set_metadata(max_abs=max_abs)
       self.recurrent_kernel = initializers.constrain(self.recurrent_kernel)
+
+  def _reads(self) -> int:
+    """Returns how many of the carry's arrays the output is made of."""
+    if self.readout is None:
+      return 1
+    return getattr(self.readout, 'reads', len(self.cell.carry_names))
+
+  def _block(self) -> tuple[int, int]:
+    """Returns the shape of one gate and head of the stored R."""
+    size = self.state_features // self.num_heads
+    return size, size
 
   def _operands(self, x: Array) -> call_lib.Operands:
     """Returns the arrays of a run from the layer's own carry.
@@ -177,8 +190,7 @@ class CellParameters(sequence_layer.SequenceLayer):
   def _check_parameters(self) -> None:
     """Raises ValueError for a state that is not this layer's own."""
     gates, features = self.cell.input_gates, self.state_features
-    size = features // self.num_heads
-    heads = (self.cell.recurrent_gates, self.num_heads, size, size)
+    heads = (self.cell.recurrent_gates, self.num_heads, *self._block())
     given: list[tuple[str, Any, tuple[int, ...] | None]] = []
     if self.input_map is None:
       shape = gates, self.in_features, features
@@ -193,6 +205,62 @@ class CellParameters(sequence_layer.SequenceLayer):
       if isinstance(value, nnx.Variable):
         value = value.get_raw_value()
       checks.parameter(value, shape, f'{type(self).__name__}.{name}')
+
+  def _over_devices(
+      self,
+      function: Callable[[Any, Any], Any],
+      given: tuple[Any, ...],
+      axes: sharding.Axes,
+      *,
+      positions: tuple[sharding.Positions, ...],
+      out_positions: Any,
+  ) -> Any:
+    """Returns a function's results, each device with its part of the layer.
+
+    Args:
+      function: (layer, given) -> arrays. The layer has the heads, or the
+        independent features, of this device, and the mesh axes that time is
+        over.
+      given: x, and other arrays, trees of arrays, or None.
+      axes: axes that may be over devices.
+      positions: positions for each of `given`, as `sharding.spread` takes them.
+      out_positions: positions of the results, as `sharding.spread` takes them.
+    """
+    graphdef, *states = nnx.split(
+        self, lambda path, _: path == ('recurrent_kernel',), ...
+    )
+    kernel, rest = states
+    has_kernel = self.recurrent_kernel is not None
+    heads = self.num_heads if has_kernel else self.state_features
+    if self.readout is not None or self.input_map is not None:
+      heads = 1  # They may mix all features.
+    positions = axes.heads, axes.parameters, *positions
+    over = sharding.choose((kernel, rest, *given), positions, heads)
+    is_cut = bool(over[-1])
+    if is_cut and self.recurrent_structure is not None:
+      # It may be any function of all heads.
+      (kernel,) = sharding.place([kernel], [axes.heads], over)
+      dtype = self._dtype(given[0])
+      kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
+
+    def part(split):
+      kernel, rest, *given = split
+      layer: Any = nnx.merge(graphdef, kernel, rest)
+      layer.time_axis_name = (*self.time_axis_name, *over[-2])
+      if is_cut:
+        layer.out_features = layer.kernel.shape[-1]
+        layer.recurrent_structure = None
+        if has_kernel:
+          layer.num_heads = layer.recurrent_kernel.shape[1]
+      return function(layer, given)
+
+    return sharding.spread(
+        part,
+        (kernel, rest, *given),
+        positions=positions,
+        out_positions=out_positions,
+        over=over,
+    )
 
   def _named(self, carry: Carry, given: Carry | None = None) -> Any:
     """Returns a carry with the type of the one given, or the cell's own."""

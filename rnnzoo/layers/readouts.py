@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import devices
 from pallas_kernels import promotion
 from rnnzoo import settings
 from rnnzoo.engines import products
@@ -84,6 +85,44 @@ class Linear(nnx.Module):
         '...f,fg->...g', u.astype(x.dtype), _like(self.gate, x), wide
     )
     return u * jax.nn.sigmoid(gate + self.gate_bias[...].astype(wide))
+
+
+class Projection(nnx.Module):
+  """y = P h, of a carry's first array.
+
+  Attributes:
+    kernel: P, [state_features, features].
+    reads: number of the carry's arrays that it takes.
+  """
+
+  reads = 1
+
+  def __init__(self, state_features: int, features: int, dtype, rngs: nnx.Rngs):
+    """Draws P.
+
+    Args:
+      state_features: size of h.
+      features: size of the output.
+      dtype: dtype of P.
+      rngs: `nnx.Rngs` that P is drawn from.
+    """
+    shape = state_features, features
+    draw = initializers.lecun_normal
+    self.kernel = nnx.Param(draw(rngs.params(), shape, dtype))
+
+  def __call__(self, x: Array, carry: tuple[Array, ...]) -> Array:
+    del x
+    h = carry[0]
+    kernel = self.kernel[...].astype(h.dtype)
+    return products.contract(
+        '...s,sf->...f', h, kernel, promotion.wide(h.dtype)
+    )
+
+  def folded(self, kernel: Array) -> Array:
+    """Returns R P for the R of y, [G, 1, features, F], in float32 or wider."""
+    wide = promotion.wide(kernel.dtype)
+    own = devices.like(self.kernel[...], kernel).astype(wide)
+    return products.contract('sp,gnpf->gnsf', own, kernel.astype(wide), wide)
 
 
 class GatedNorm(nnx.Module):

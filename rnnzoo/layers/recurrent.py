@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Generic, TypeVar, Unpack
 
 from flax import nnx
 import jax
@@ -26,7 +26,6 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
-from rnnzoo.engines import paths
 from rnnzoo.engines import products
 from rnnzoo.engines import selection
 from rnnzoo.engines import sharding
@@ -34,6 +33,7 @@ from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.layers import initializers
 from rnnzoo.layers import parameters
+from rnnzoo.layers import regularisation
 from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
@@ -48,7 +48,7 @@ class Constant(nnx.Variable):
   """A number that a cell needs and that training leaves alone."""
 
 
-class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
+class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
   """One cell with its parameters: project the input, unroll the cell.
 
   Attributes:
@@ -89,6 +89,8 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       state_features: int | None = None,
       input_map: Callable[[Array], cell_lib.Gates] | None = None,
       readout: Callable[[Array, Carry], Array] | None = None,
+      zoneout_rate: float | Sequence[float] = 0.0,
+      recurrent_dropout_rate: float = 0.0,
       recurrent_gradient_clip: float | None = None,
       stop_recurrent_gradient: bool = False,
       dtype: jax.typing.DTypeLike | None = None,
@@ -130,6 +132,12 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       readout: an `nnx.Module` that makes the output: x [..., in_features] and a
         tuple of the carry's arrays [..., state_features] -> [..., features].
         None: the output is the carry's first array.
+      zoneout_rate: share of a carry's numbers that keep their old value in each
+        step of a call with `rngs`; other calls mix both by the rate (Krueger et
+        al., 2017). One for all carries, or one for each.
+      recurrent_dropout_rate: share of h that the recurrent kernel does not see
+        in a call with `rngs`, by one mask a sequence (Gal and Ghahramani,
+        2016).
       recurrent_gradient_clip: c > 0, against gradients that grow over time: in
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
@@ -214,6 +222,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     if readout is not None:
       self.readout = readout
     self.cell = cell
+    self._regularise(zoneout_rate, recurrent_dropout_rate)
     self.in_features = in_features
     self.out_features = features
     self.num_heads = num_heads
@@ -263,13 +272,11 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       rngs: nnx.Rngs | None = None,
   ) -> tuple[OwnT, Array]:
     # Documented in SequenceLayer.unroll, as `help` shows.
-    initializers.check_rngs(rngs, None)
-    # A readout may take all of the carry.
-    read = 1 if self.readout is None else len(self.cell.carry_names)
-    call = self._call(reverse, time_major, read)
+    call = self._call(reverse, time_major, self._reads())
+    masks = self._masks(x, time_major, rngs)
     given = x, initial_carry, reset, seq_lengths, mask
     with promotion.ranks_allowed():
-      carry, (y,) = self._run(*given, call)
+      carry, (y,) = self._run(*given, call, masks=masks)
     return self._named(carry, initial_carry), y
 
   def unroll_carries(
@@ -323,7 +330,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     )
 
   def _run_over_devices(
-      self, given, call: call_lib.Call, is_output: bool
+      self, given, call: call_lib.Call, is_output: bool, masks
   ) -> tuple[Carry, Carry]:
     """`_run`, each device with its part of the batch, of time or features."""
     x, initial_carry, reset, seq_lengths, mask = given
@@ -340,70 +347,20 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         checks.flags(reset, lead, 'reset'),
         checks.lengths(seq_lengths, batch_shape, steps),
         checks.flags(mask, lead, 'mask'),
+        *masks,
     )
     flags, lengths = axes.flags, axes.lengths
     return self._over_devices(
-        lambda layer, given: layer._run(*given, call, is_output),
+        lambda layer, given: layer._run(
+            *given[:5], call, is_output, regularisation.Masks(*given[5:])
+        ),
         given,
         axes,
-        positions=(flags, axes.carry, flags, lengths, flags),
+        positions=(
+            *(flags, axes.carry, flags, lengths, flags),
+            *(axes.gates, axes.carry),
+        ),
         out_positions=(axes.carry, axes.steps),
-    )
-
-  def _over_devices(
-      self,
-      function: Callable[[Any, Any], Any],
-      given: tuple[Any, ...],
-      axes: sharding.Axes,
-      *,
-      positions: tuple[sharding.Positions, ...],
-      out_positions: Any,
-  ) -> Any:
-    """Returns a function's results, each device with its part of the layer.
-
-    Args:
-      function: (layer, given) -> arrays. The layer has the heads, or the
-        independent features, of this device, and the mesh axes that time is
-        over.
-      given: x, and other arrays, trees of arrays, or None.
-      axes: axes that may be over devices.
-      positions: positions for each of `given`, as `sharding.spread` takes them.
-      out_positions: positions of the results, as `sharding.spread` takes them.
-    """
-    graphdef, *states = nnx.split(
-        self, lambda path, _: path == ('recurrent_kernel',), ...
-    )
-    kernel, rest = states
-    has_kernel = self.recurrent_kernel is not None
-    heads = self.num_heads if has_kernel else self.state_features
-    if self.readout is not None or self.input_map is not None:
-      heads = 1  # They may mix all features.
-    positions = axes.heads, axes.parameters, *positions
-    over = sharding.choose((kernel, rest, *given), positions, heads)
-    is_cut = bool(over[-1])
-    if is_cut and self.recurrent_structure is not None:
-      # It may be any function of all heads.
-      (kernel,) = sharding.place([kernel], [axes.heads], over)
-      dtype = self._dtype(given[0])
-      kernel = jax.tree.map(lambda k: self._structured(k, dtype), kernel)
-
-    def part(split):
-      kernel, rest, *given = split
-      layer: Any = nnx.merge(graphdef, kernel, rest)
-      layer.time_axis_name = (*self.time_axis_name, *over[-2])
-      if is_cut:
-        layer.out_features = layer.kernel.shape[-1]
-        layer.recurrent_structure = None
-        if has_kernel:
-          layer.num_heads = layer.recurrent_kernel.shape[1]
-      return function(layer, given)
-
-    return sharding.spread(
-        part,
-        (kernel, rest, *given),
-        positions=positions,
-        out_positions=out_positions,
-        over=over,
     )
 
   def _run(
@@ -415,6 +372,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       mask: Array | None,
       call: call_lib.Call,
       is_output: bool = True,
+      masks: regularisation.Masks = regularisation.NONE,
   ) -> tuple[Carry, Carry]:
     """Returns the final carry, and arrays of all steps.
 
@@ -426,6 +384,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
       mask: bool [..., time] or None.
       call: static options.
       is_output: whether these are the layer's output alone, or the carry.
+      masks: those of zoneout and dropout.
     """
     self._check_input(x, '[..., time, in_features]')
     lead = x.shape[:-1]
@@ -439,7 +398,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
     given = x, initial_carry, reset, seq_lengths, mask
     time_devices.check_names(self.time_axis_name, given)
     if sharding.is_sharded(self, given):
-      return self._run_over_devices(given, call, is_output)
+      return self._run_over_devices(given, call, is_output, masks)
     over = self.time_axis_name
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
@@ -457,6 +416,10 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
 
     rows = lambda c: c.reshape(batch, self.state_features)
     reset, mask = flat(reset), flat(mask)
+    zoneout, dropout = tuple(map(flat, masks.zoneout)), masks.dropout
+    masks = regularisation.Masks(
+        zoneout, None if dropout is None else rows(dropout)
+    )
     if seq_lengths is not None:
       valid = time_devices.steps(time, over) < seq_lengths.reshape(batch, 1)
       valid = valid.T if call.time_major else valid
@@ -489,9 +452,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         starts=initial_carry is None,
     )
     with jax.named_scope('recurrence'):
-      carry, steps = paths.run(
-          self.cell, projection, operands, call, self.implementation, over
-      )
+      carry, steps = self._recur(masks, projection, operands, call, over)
     if is_output and self.readout is not None:
       x = x if mask is None else jnp.where(mask[..., None], x, 0)
       steps = (self.readout(x, tuple(h.astype(dtype) for h in steps)),)
@@ -558,7 +519,7 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
         functools.partial(products.pack_step, stored),
     )
     arrays, _ = scan_steps.step(
-        self.cell,
+        self._cell(),
         self._cell_params(state),
         kernels,
         tuple(gate.astype(state) for gate in gates),
@@ -573,10 +534,14 @@ class RecurrentLayer(parameters.CellParameters, Generic[OwnT]):
 
 
 def is_plain(layer: sequence_layer.SequenceLayer) -> bool:
-  """Whether a layer runs over a sequence as `RecurrentLayer` does."""
+  """Whether a layer runs over a sequence as `RecurrentLayer` does.
+
+  One that drops does so in training only: see `regularisation.drops`.
+  """
   return (
       isinstance(layer, RecurrentLayer)
       and type(layer).unroll is RecurrentLayer.unroll
       and layer.readout is None
       and layer.input_map is None
+      and layer.zoneout_rate is None
   )

@@ -85,7 +85,8 @@ class SequenceLayer(nnx.Module):
       reverse: run from the last step to the first; outputs stay in the order
         of x.
       time_major: x, reset, mask and the output have time as the first axis.
-      rngs: streams for dropout in composed layers; None for no dropout.
+      rngs: stream 'dropout' for a call that trains: dropout and zoneout; None
+        for evaluation.
 
     Returns:
       The carry after the last valid step, and the output
@@ -214,6 +215,8 @@ class Options(TypedDict, total=False):
   learn_initial_carry: bool
   recurrent_gradient_clip: float | None
   stop_recurrent_gradient: bool
+  zoneout_rate: float | Sequence[float]
+  recurrent_dropout_rate: float
   dtype: jax.typing.DTypeLike | None
   implementation: selection.Implementation
 

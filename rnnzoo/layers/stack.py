@@ -16,6 +16,7 @@ from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.layers import initializers
 from rnnzoo.layers import levels as levels_lib
 from rnnzoo.layers import recurrent
+from rnnzoo.layers import regularisation
 from rnnzoo.layers import sequence_layer
 
 # flax's norms, wherever JAX is told to refuse promotions of dtypes.
@@ -269,7 +270,7 @@ class Stack(sequence_layer.SequenceLayer):
           reset=reset,
           seq_lengths=seq_lengths,
           mask=mask,
-          rngs=rngs,
+          rngs=rngs if train else None,
           **options,
       )
       valid = _valid_steps(
@@ -297,6 +298,8 @@ class Stack(sequence_layer.SequenceLayer):
     batch_norm = any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
     if train and (self._drops() or batch_norm) or not self._is_stepwise():
       return None
+    if train and any(map(regularisation.drops, self.layers)):
+      return None
     if index == len(self.layers) - 1:
       return None
     _, initial_carry, *flags = given
@@ -317,7 +320,7 @@ class Stack(sequence_layer.SequenceLayer):
     """Whether no sequence of the batch has an effect on another one."""
     return not (
         train
-        and self._drops()
+        and (self._drops() or any(map(regularisation.drops, self.layers)))
         or any(isinstance(norm, nnx.BatchNorm) for norm in self.norms)
         or any(not recurrent.is_plain(level) for level in self.layers)
     )

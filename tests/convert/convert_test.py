@@ -367,6 +367,8 @@ class ErrorsTest(parameterized.TestCase):
     }
     structured = make(rnnzoo.LSTM, recurrent_structure=jnp.negative)
     other = make(functools.partial(rnnzoo.RecurrentLayer, OtherLSTMCell()))
+    peephole = make(rnnzoo.LSTM, peephole=True)
+    projected = make(rnnzoo.LSTM, projection=4)
     tanh_relu = [
         functools.partial(rnnzoo.Elman, activation=name)
         for name in ('tanh', 'relu')
@@ -393,6 +395,8 @@ class ErrorsTest(parameterized.TestCase):
     for library, layer, message, *given in (
         *((name, structured, 'negative') for name in list(both)[:-1]),
         *((name, other, 'RecurrentLayer') for name in list(both)[:-1]),
+        *((name, peephole, 'PeepholeLSTM') for name in list(both)[:-1]),
+        *((name, projected, 'Only torch') for name in list(both)[1:-1]),
         ('torch', make(STACK, norm='layer'), 'no normalisation between'),
         ('torch', make(STACK, norm='batch'), 'no normalisation between'),
         ('torch', stack(tanh_relu), 'one cell in all levels .*tanh.*relu'),

@@ -72,6 +72,17 @@ def torch_cell(name, cls):
 
 def projected():
   arrays, weights = load('torch_projected')
+  lstm = functools.partial(rnnzoo.LSTM, projection=2)
+  both = functools.partial(rnnzoo.Bidirectional, lstm)
+  stack = make(functools.partial(rnnzoo.Stack, both, num_layers=2))
+  convert.from_torch(stack, weights)
+  carry, y = stack.unroll(arrays['x'])
+  c = np.stack([pair[way].c for pair in carry for way in range(2)])
+  return weights, convert.to_torch(stack), ((y, arrays['y']), (c, arrays['c']))
+
+
+def folded_projection():
+  arrays, weights = load('torch_projected')
   folded, projection = convert.fold_projection(weights)
   stack = make(functools.partial(rnnzoo.Stack, BIDIRECTIONAL, num_layers=2))
   convert.from_torch(stack, folded)
@@ -319,6 +330,11 @@ class LibrariesTest(parameterized.TestCase):
         back,
         weights,
     )
+
+  def test_fold_projection(self):
+    _, _, pairs = folded_projection()
+    for pair in pairs:
+      self.assertLess(largest(pair), 1e-6)
 
   @parameterized.parameters((15, 15), (None, 30))
   @pytest.mark.slow

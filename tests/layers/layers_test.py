@@ -44,6 +44,7 @@ ROUNDED = 'reset_mask_reverse'
 
 # Options that give a layer other equations.
 OPTIONS = {
+    'LSTM': [{'peephole': True}],
     'AntisymmetricRNN': [{'gated': True}],
     'AGRU': [{'learn_epsilon': False, 'gamma': 2.0}],
     'MinGRU': [{'candidate': 'positive'}],

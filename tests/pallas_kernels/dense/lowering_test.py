@@ -39,6 +39,8 @@ LAYERS = comparison.table(
     SLSTM 3x5x15 bfloat16 mask time_major num_heads=3
     Elman 16x13x64 float16 mask activation=relu
     LSTM 3x13x64 reset stop_recurrent_gradient=True
+    LSTM 16x5x512 bfloat16 reset mask peephole=True
+    LSTM 16x5x256 bfloat16 reset lengths projection=64
     SLSTM 3x5x384 reset lengths use_bias=False
     AGRU 16x5x128 bfloat16 reset time_major
     LSTM 64x5x256 float16 lengths reverse time_major recurrent_gradient_clip=1.0
