@@ -523,7 +523,7 @@ def _run(a, b, h0, reset, reverse, time_major):
 
 
 def _checked(a, b, h0, reset, reverse, time_major):
-  """Returns static arguments, theta, arrays and h0 as `streaming.op` has them."""
+  """Returns static arguments, theta, arrays and h0, for `streaming.op`."""
   target = devices.current()
   if b.ndim != 3:
     raise ValueError(f'b must be [batch, time, features], got {b.shape}.')

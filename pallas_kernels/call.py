@@ -31,8 +31,8 @@ class Call:
     stop_recurrent_gradient: make that cotangent zero.
     cast_kernel: the recurrent kernel, in float32, is cast to the dtype of the
       inputs, and its gradient is not: gradients of several runs can be summed.
-    starts: no carry was given: the first step starts a sequence, for a cell that
-      reads it.
+    starts: the first step starts a sequence, for a cell that reads starts: no
+      carry was given.
     keep_gates: the gates W x, and the part of R h that kernels in tiles write,
       are kept for the backward pass. Otherwise that pass multiplies again.
   """

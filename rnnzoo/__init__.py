@@ -42,13 +42,13 @@ from rnnzoo.cells.irevrnn import IRevRNNCell
 from rnnzoo.cells.linoss import LinOSS
 from rnnzoo.cells.linoss import LinOSSCell
 from rnnzoo.cells.linoss import OscillatorCarry
+from rnnzoo.cells.lru import ComplexCarry
+from rnnzoo.cells.lru import LRU
+from rnnzoo.cells.lru import LRUCell
 from rnnzoo.cells.lstm import LSTM
 from rnnzoo.cells.lstm import LSTMCarry
 from rnnzoo.cells.lstm import LSTMCell
 from rnnzoo.cells.lstm import PeepholeLSTMCell
-from rnnzoo.cells.lru import ComplexCarry
-from rnnzoo.cells.lru import LRU
-from rnnzoo.cells.lru import LRUCell
 from rnnzoo.cells.mingru import MinGRU
 from rnnzoo.cells.mingru import MinGRUCell
 from rnnzoo.cells.minlstm import MinLSTM

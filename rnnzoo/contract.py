@@ -219,7 +219,8 @@ def _check_equations(
 
 def _check_coefficients(cell: cell_lib.LinearCell, a: Any, b: Any) -> None:
   """Raises ValueError unless (a, b) have a form that fits the carries."""
-  forms, wanted = ((1, 1),), 'an array for a and one for b'
+  forms: tuple[Any, ...] = ((1, 1),)
+  wanted = 'an array for a and one for b'
   if len(cell.carry_names) == 2:
     forms = (2, 2), ((2, 2), 2)
     wanted = 'pairs (re, im) for a and b, or a = ((p, q), (r, s)) and a pair b'

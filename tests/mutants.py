@@ -74,8 +74,8 @@ rnnzoo/cells/lstm.py tests/cells/cells_test.py
   - bias_init=(bias_init, forget_init, bias_init, bias_init)
   + bias_init=(forget_init, bias_init, bias_init, bias_init)  @ ForgetBias
 rnnzoo/cells/lstm.py tests/cells/golden_test.py
-  - sigmoid(f) * c +
-  + sigmoid(i) * c +  @ test_agrees
+  - h_gates)\n    c = sigmoid(f)
+  + h_gates)\n    c = sigmoid(i)  @ test_agrees
 rnnzoo/cells/minlstm.py tests/cells/cells_test.py
   - initializers.shifted(bias_init, forget_bias)
   + initializers.shifted(bias_init, -forget_bias)  @ ForgetBias
@@ -147,8 +147,8 @@ rnnzoo/engines/time/maps.py tests/engines/linear_scan_test.py
 rnnzoo/engines/time/maps.py tests/engines/pairs_test.py
   - back = linear_maps.transposed(a)
   + back = a  @ by_xla
-  - h = affine(powers, h, 
-  + h = affine(always, h,   @ by_xla
+  - h = affine(powers, h
+  + h = affine(always, h  @ by_xla
 pallas_kernels/linear_maps.py tests/engines/pairs_test.py
   - return p * re + q * im, q * re - p * im
   + return p * re + q * im, p * im - q * re  @ by_xla

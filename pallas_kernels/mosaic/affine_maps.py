@@ -47,8 +47,8 @@ def compose(maps: Sequence[Map]) -> Map:
   forgets = linear_maps.is_zero(a)
   for pair in maps[1:]:
     b = step(pair, b)
-  leaves = [jax.tree.leaves(each) for each, _ in maps]
-  if all(x is y for each in leaves for x, y in zip(each, leaves[0])):
+  numbers = [tuple(map(id, jax.tree.leaves(each))) for each, _ in maps]
+  if len(set(numbers)) == 1:
     a = _power(a, len(maps))
   else:
     for each, _ in maps[1:]:

@@ -319,7 +319,8 @@ def copy_pairs(
 
 def load_pairs(ref: Ref, place: Array, rows: 'Rows') -> list[tuple[Array, ...]]:
   """Returns the pairs of rows that are in shared memory, from a place on."""
-  code, results = _SMEM_ADDRESS, {}
+  code = _SMEM_ADDRESS
+  results: dict[str, Any] = {}
   for i in range(rows.count):
     results |= {f're{i}': jnp.float32, f'im{i}': jnp.float32}
     code += f' ld.shared.v2.f32 {{%re{i}, %im{i}}}, [a+{i * rows.shared}];'

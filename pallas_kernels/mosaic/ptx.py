@@ -156,7 +156,7 @@ def _scalars(x, kind: str) -> list[ir.Value]:
       # Mosaic knows no complex numbers; in device memory they are pairs.
       address = memref.extract_aligned_pointer_as_index(x)
       _, offset, *_ = memref.extract_strided_metadata(x)
-      size = arith.constant(ir.IndexType.get(), 8)
+      size = mgpu_utils.c(8, ir.IndexType.get())
       address = arith.addi(address, arith.muli(offset, size))
       return [arith.index_cast(ir.IntegerType.get_signless(64), address)]
     pointer = mgpu_utils.memref_ptr(x)

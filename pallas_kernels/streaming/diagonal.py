@@ -9,7 +9,6 @@ the latency come from several CTAs on a multiprocessor.
 The carries are all that is saved for the adjoint.
 """
 
-from collections.abc import Sequence
 import functools
 from typing import Any
 

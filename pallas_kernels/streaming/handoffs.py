@@ -132,7 +132,7 @@ def types(config: blocks.Config, states: int) -> list:
 # no time unless another CTA is behind, and inputs are read from device memory
 # once.
 #
-# Of many segments, groups of eight have a leader. It composes the maps of its
+# If segments are many, every eight have a leader. It composes the maps of its
 # group a wave before they are needed, and publishes that too. A CTA then polls
 # the maps of its own group and of the other groups, and no more.
 
@@ -330,7 +330,8 @@ class Relay(Alone):
     if self.ahead > MOST_AHEAD:
       raise ValueError(f'ahead is at most {MOST_AHEAD}, got {self.ahead}')
     self.maps = MapRing(walk, like, ref, segments, walk.segment)
-    self.totals = self.group = None
+    self.totals: Any = None
+    self.group: Any = None
     rings = [self.maps]
     if totals is not None:
       self.group, member = walk.segment // GROUP, walk.segment % GROUP

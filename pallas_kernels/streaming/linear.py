@@ -438,12 +438,12 @@ def read(
     streams: the streams of all inputs, of complex numbers or of real ones.
     reads: what `needed` returns for them.
   """
-  needs = iter(reads)
-  return [
-      dataclasses.replace(stream, conjugate=False)
-      for stream in streams
-      if any([next(needs) for _ in range(stream.numbers)])
-  ]
+  found, place = [], 0
+  for stream in streams:
+    if any(reads[place : place + stream.numbers]):
+      found.append(dataclasses.replace(stream, conjugate=False))
+    place += stream.numbers
+  return found
 
 
 def needed(

@@ -132,7 +132,7 @@ def _cut(
     adjoint: bool,
 ) -> Config:
   """Returns the cut of a sequence without segments."""
-  cuts = _ADJOINT if adjoint else _FORWARD
+  cuts: Sequence[tuple[int, int, int]] = _ADJOINT if adjoint else _FORWARD
   in_flight = _ADJOINT_IN_FLIGHT if adjoint else _FORWARD_IN_FLIGHT
   if inputs[0].is_complex:
     cuts = _COMPLEX_ADJOINT if adjoint else _COMPLEX_FORWARD

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import initializers
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -92,12 +93,13 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
     state_features: number of oscillators; None for `features`.
     discretization: 'implicit' (LinOSS-IM), which forgets, or
       'implicit_explicit' (LinOSS-IMEX), which keeps energy.
+    use_bias: whether to add a bias to B x; the paper has none.
     gated: whether the output is u (.) σ(W u + b) of u = gelu(y), as in the
       networks of the paper.
-    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
-      B x; the paper has none), learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
-      for the fastest).
+    **options: options of all layers (`rnnzoo.RecurrentLayer`):
+      learn_initial_carry, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -108,22 +110,25 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
     and 3.
   """
 
-  def __init__(
+  def __init__(  # type: ignore[misc]
       self,
       in_features: int,
       features: int,
       *,
       state_features: int | None = None,
       discretization: str = 'implicit',
+      use_bias: bool = False,
       gated: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'LinOSS', 'kernel_init', 'bias_init')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
     settings.positive(size, 'state_features')
-    dtype = options.get('param_dtype', jnp.float32)
+    settings.boolean(use_bias, 'use_bias')
+    dtype = parameters.dtype_of(options, rngs)
     key, shape = rngs.params, (1, size, features)
     uniform = lambda n: initializers.uniform(-(n**-0.5), n**-0.5)
     draw = lambda: nnx.Param(jax.random.uniform(key(), (size,), dtype))
@@ -142,5 +147,6 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
             rngs=rngs,
         ),
         rngs=rngs,
-        **{'use_bias': False, **options},
+        use_bias=use_bias,
+        **options,
     )

@@ -1,7 +1,7 @@
 """S5: a state space model, discretised, with a diagonal complex memory."""
 
 import dataclasses
-from typing import Unpack
+from typing import Any, Unpack
 
 from flax import nnx
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.cells import lru
+from rnnzoo.layers import parameters
 from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
@@ -93,18 +94,19 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     in_features: size of x's last axis.
     features: size of the output.
     state_features: number of complex numbers in h, half of the paper's P; None
-      for features / 2, rounded up to a multiple of `num_blocks`.
+      for `features`.
     num_blocks: HiPPO matrices side by side at the start, the paper's J; it
       divides `state_features`.
     discretization: 'zoh' (zero-order hold) or 'bilinear'.
     min_step: least Δ at the start.
     max_step: largest Δ at the start; steps of 1 / T suit T steps.
+    use_bias: whether to add a bias to B x; the paper has none.
     gated: whether the output is u (.) σ(W u + b) of u = gelu(y), as in the
       networks of the paper.
-    **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias (of
-      B x; the paper has none), learn_initial_carry, dtype (of the computation),
-      param_dtype, implementation ('scan', 'associative_scan', 'pallas' or None
-      for the fastest).
+    **options: options of all layers (`rnnzoo.RecurrentLayer`):
+      learn_initial_carry, dtype (of the computation), param_dtype,
+      implementation ('scan', 'associative_scan', 'pallas' or None for the
+      fastest).
     rngs: `nnx.Rngs` that the parameters are drawn from.
 
   Raises:
@@ -115,7 +117,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     space layers for sequence modeling", sections 3 and B.1.
   """
 
-  def __init__(
+  def __init__(  # type: ignore[misc]
       self,
       in_features: int,
       features: int,
@@ -125,16 +127,16 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
       discretization: str = 'zoh',
       min_step: float = 1e-3,
       max_step: float = 0.1,
+      use_bias: bool = False,
       gated: bool = False,
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'S5', 'kernel_init', 'bias_init')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     settings.positive(num_blocks, 'num_blocks')
-    size = state_features
-    if size is None:
-      size = -(-features // (2 * num_blocks)) * num_blocks
+    size = features if state_features is None else state_features
     settings.positive(size, 'state_features')
     if size % num_blocks:
       raise ValueError(
@@ -142,7 +144,8 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
       )
     settings.within(max_step, 'max_step', above=0)
     settings.within(min_step, 'min_step', above=0, most=max_step)
-    dtype = options.get('param_dtype', jnp.float32)
+    settings.boolean(use_bias, 'use_bias')
+    dtype = parameters.dtype_of(options, rngs)
     values, vectors = hippo(2 * size // num_blocks)
     key, rows = rngs.params, 2 * size
     basis = jnp.asarray(np.stack([vectors.real, vectors.imag]), dtype)
@@ -161,7 +164,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     low, high = np.log(min_step), np.log(max_step)
     step = jax.random.uniform(key(), (size,), dtype, low, high)
     b = b.astype(dtype)
-    given = lambda array: lambda key, shape, dtype, *_: array.T
+    given: Any = lambda array: lambda key, shape, dtype, *_: array.T
     super().__init__(
         S5Cell(discretization),
         in_features,
@@ -177,7 +180,8 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
             in_features, c, readouts.TWICE_REAL_PART, gated=gated, rngs=rngs
         ),
         rngs=rngs,
-        **{'use_bias': False, **options},
+        use_bias=use_bias,
+        **options,
     )
 
 

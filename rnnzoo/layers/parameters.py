@@ -193,8 +193,8 @@ class CellParameters(sequence_layer.SequenceLayer):
     heads = (self.cell.recurrent_gates, self.num_heads, *self._block())
     given: list[tuple[str, Any, tuple[int, ...] | None]] = []
     if self.input_map is None:
-      shape = gates, self.in_features, features
-      given.append(('kernel', self.kernel, shape))
+      of_kernel = gates, self.in_features, features
+      given.append(('kernel', self.kernel, of_kernel))
     if self.bias is not None:
       given.append(('bias', self.bias, (gates, features)))
     if self.recurrent_kernel is not None:

@@ -1,5 +1,7 @@
 """Readouts: the output of a layer whose memory is not its output."""
 
+from typing import Any
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,8 @@ class Linear(nnx.Module):
       skip = initializers.lecun_normal(rngs.params(), shape, dtype)
     self.skip = nnx.Param(skip)
     self.parts = parts
-    self.gate = self.gate_bias = nnx.data(None)
+    self.gate: Any = nnx.data(None)
+    self.gate_bias: Any = nnx.data(None)
     if gated:
       square = features, features
       gate = initializers.lecun_normal(rngs.params(), square, dtype)

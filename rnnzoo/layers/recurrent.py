@@ -79,7 +79,9 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       use_bias: bool = True,
       cell_params: Mapping[str, nnx.Variable] | None = None,
       recurrent_structure: Callable[[Array], Array] | None = None,
-      kernel_init: Initializer = initializers.lecun_normal,
+      kernel_init: (
+          Initializer | Sequence[Initializer]
+      ) = initializers.lecun_normal,
       recurrent_kernel_init: (
           Initializer | Sequence[Initializer]
       ) = initializers.orthogonal,
@@ -218,6 +220,12 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     if state_features is not None:
       self.state_features = state_features
     if input_map is not None:
+      given = kernel_init, bias_init
+      if given != (initializers.lecun_normal, initializers.zeros):
+        raise ValueError(
+            'kernel_init and bias_init are for W and b, which input_map'
+            ' replaces; leaving them out would work.'
+        )
       self.input_map = input_map
     if readout is not None:
       self.readout = readout

@@ -414,8 +414,8 @@ class FunctionsTest(parameterized.TestCase):
       )
 
   @parameterized.parameters(
-      ({'b': x[:1]}, r'a and b .* got shapes \(2, 5, 3\) and \(1, 5, 3\)'),
-      ({'a': h[0], 'b': h[0]}, r'\[..., time, features\], got .*\(4,\)'),
+      ({'b': x[:1]}, r'a the same .* got shapes \(1, 5, 3\) and \(2, 5, 3\)'),
+      ({'a': h[0], 'b': h[0]}, r'\[..., time, features\], .* got .*\(4,\)'),
       ({'h0': x}, r'h0 .* = \(2, 3\), got \(2, 5, 3\)'),
       ({'reset': np.zeros((5, 2), bool)}, r'\(2, 5\), got \(5, 2\)'),
   )

@@ -40,8 +40,11 @@ def recur(**changes):
 
 
 BAD_SCANS = {
-    'a': ({'a': zeros(5, 8)}, 'a must be .batch, time, features.'),
-    'b': ({'b': zeros(1, 5, 8)}, r'b must be like a = \(2, 5, 8\)'),
+    'a': (
+        {'a': zeros(5, 8)},
+        r'a must be like b, or \[features\] = \(2, 5, 8\)',
+    ),
+    'b': ({'b': zeros(5, 8)}, r'b must be \[batch, time, features\], got'),
     'h0': ({'h0': zeros(3, 8)}, r'h0 must be .* = \(2, 8\), got \(3, 8\)'),
     'reset': (
         {'reset': zeros(5, 2, dtype=bool)},

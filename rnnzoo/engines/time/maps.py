@@ -245,7 +245,7 @@ def _product(a2: Any, a1: Any) -> Any:
   is_lost = is_zero(product) & ~is_zero(a1) & ~is_zero(a2)
 
   def kept(x):
-    tiny = jnp.finfo(x.dtype).tiny
+    tiny: Any = jnp.finfo(x.dtype).tiny
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
       tiny = jnp.copysign(tiny, x)
     return jnp.where(is_lost, tiny, x)
@@ -356,7 +356,8 @@ def _adjoint(static, residuals, g):
 
 def _summed(d: Array, like: Array) -> Array:
   """Returns a cotangent, summed over the axes that `like` has no steps of."""
-  axes = [i for i, (m, n) in enumerate(zip(d.shape, like.shape)) if m != n == 1]
+  sizes = zip(d.shape, like.shape, strict=True)
+  axes = [i for i, (m, n) in enumerate(sizes) if m != n == 1]
   return jnp.sum(d, axes, keepdims=True) if axes else d
 
 
