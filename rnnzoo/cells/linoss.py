@@ -37,8 +37,8 @@ cell.register(OscillatorCarry)
 class LinOSSCell(cell.LinearCell):
   """Gate u = B x; carry (z, y); A = relu(stiffness), Δ = σ(step).
 
-  'implicit':           z' = S (z - Δ A y + Δ u),   y' = S (Δ z + y + Δ² u),
-                        S = 1 / (1 + Δ² A)
+  S = 1 / (1 + Δ² A)
+  'implicit':           z' = S (z - Δ A y + Δ u),   y' = S (Δ z + y + Δ² u)
   'implicit_explicit':  z' = z - Δ A y + Δ u,       y' = y + Δ z'
 
   Attributes:
