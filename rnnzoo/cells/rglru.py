@@ -122,8 +122,8 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       a_t = exp(-8 softplus(Λ) r_t)
       h_t = a_t (.) h_{t-1} + sqrt(1 - a_t²) (.) (i_t (.) x_t)      y_t = h_t
 
-  Λ starts so that a_t is uniform in [0.9, 0.999] where r_t = 1. In the package
-  recurrentgemma it is a_t to the power 1 / 8.
+  Λ starts so that a_t is uniform in [0.9, 0.999] where r_t = 1; where signed,
+  in (-1, 1). In the package recurrentgemma it is a_t to the power 1 / 8.
 
   A step that starts a sequence, by a reset or as the first one without a given
   carry, has 1 in place of sqrt(1 - a_t²), as in that package; in `step`, give
@@ -176,7 +176,8 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
     dtype = parameters.dtype_of(options, rngs)
     use_bias = options.get('use_bias', True)
     wide = promotion.wide(dtype)
-    a = jax.random.uniform(rngs.params(), (features,), wide, 0.9, 0.999)
+    least = 1e-3 if signed else 0.9
+    a = jax.random.uniform(rngs.params(), (features,), wide, least, 0.999)
     # The inverse of a = exp(-8 softplus(Λ)).
     large = jnp.log(jnp.expm1(-jnp.log(a) / _C)).astype(dtype)
     super().__init__(
