@@ -187,6 +187,7 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
     input_map = None
     if timespans:
       input_map = TimedGates(gates, (size, features), given, rngs=rngs)
+      del given['kernel_init'], given['bias_init']  # For its W and b.
     start = {'w': jnp.zeros(features, dtype), 'A': jnp.ones(features, dtype)}
     super().__init__(
         made,
