@@ -12,15 +12,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (44000, 188),
+    'rnnzoo': (44035, 188),
     'rnnzoo/benchmark': (3660, 17),
-    'rnnzoo/cells': (3345, 20),
+    'rnnzoo/cells': (3350, 20),
     'rnnzoo/command': (1175, 5),
     'rnnzoo/convert': (2255, 11),
     'rnnzoo/doors': (705, 3),
     'rnnzoo/engines': (7950, 29),
     'rnnzoo/inspect': (655, 3),
-    'rnnzoo/layers': (4025, 14),
+    'rnnzoo/layers': (4055, 14),
     'rnnzoo/models': (1470, 5),
     'rnnzoo/tasks': (10815, 52),
     'rnnzoo/training': (5915, 22),
@@ -29,7 +29,7 @@ PLACES = {
     'pallas_kernels/mosaic': (2220, 13),
     'pallas_kernels/streaming': (2870, 9),
     'pallas_kernels/tiled': (4495, 16),
-    'tests': (38137, 177),
+    'tests': (38140, 177),
     'benchmarks': (2250, 11),
 }
 

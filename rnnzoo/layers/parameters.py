@@ -162,8 +162,32 @@ class CellParameters(sequence_layer.SequenceLayer):
     """
     if self.input_map is None:
       return call_lib.Dense(), self._weights(), x
-    gates = jnp.stack(self.input_map(x), axis=-2)
+    gates = jnp.stack(self._mapped(x), axis=-2)
     return call_lib.Given(), (), gates
+
+  def _mapped(self, x: Array) -> cell_lib.Gates:
+    """Returns the gates of `input_map`, or raises ValueError."""
+    gates = self.input_map(x)
+    shape, count = (*x.shape[:-1], self.state_features), self.cell.input_gates
+    is_tuple = isinstance(gates, tuple)
+    found = [getattr(g, 'shape', None) for g in gates] if is_tuple else []
+    if found != [shape] * count:
+      raise ValueError(
+          f'input_map must return a tuple of {count} arrays {shape} for x of'
+          f' shape {x.shape}, got {_shapes(gates)}.'
+      )
+    return gates
+
+  def _read(self, x: Array, h: Carry) -> Array:
+    """Returns the output of `readout`, or raises ValueError."""
+    y = self.readout(x, h)
+    shape = *x.shape[:-1], self.out_features
+    if getattr(y, 'shape', None) != shape:
+      raise ValueError(
+          f'readout must return an array {shape} for x of shape {x.shape}, got'
+          f' {_shapes(y)}.'
+      )
+    return y
 
   def _recurrent_kernel(self, dtype, like=None) -> Array | None:
     if self.recurrent_kernel is None:
@@ -271,6 +295,11 @@ class CellParameters(sequence_layer.SequenceLayer):
   def _check_carry(self, carry: Carry, batch_shape, label: str) -> Carry:
     expected = (*batch_shape, self.state_features)
     return checks.carry(self.cell.carry_names, carry, expected, label)
+
+
+def _shapes(tree: Any) -> Any:
+  """Returns the tree with a shape in place of each array, for a message."""
+  return jax.tree.map(lambda x: getattr(x, 'shape', x), tree)
 
 
 def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:

@@ -184,6 +184,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     initializers.check_rngs(rngs, 'params', required=True)
     settings.boolean(use_bias, 'use_bias')
     settings.function(recurrent_structure, 'recurrent_structure')
+    settings.function(input_map, 'input_map')
+    settings.function(readout, 'readout')
     settings.boolean(learn_initial_carry, 'learn_initial_carry')
     if max_abs is not None:
       settings.within(max_abs, 'max_abs', above=0)
@@ -463,7 +465,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       carry, steps = self._recur(masks, projection, operands, call, over)
     if is_output and self.readout is not None:
       x = x if mask is None else jnp.where(mask[..., None], x, 0)
-      steps = (self.readout(x, tuple(h.astype(dtype) for h in steps)),)
+      steps = (self._read(x, tuple(h.astype(dtype) for h in steps)),)
     if is_output and mask is not None:
       steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
     kept = dtype if is_output else state
@@ -517,7 +519,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       gates = products.project_step(self._weights(), x)
       stored = products.as_stored(self.kernel[...], x)
     else:
-      gates, stored = self.input_map(x), False
+      gates, stored = self._mapped(x), False
     if getattr(self.cell, 'reads_starts', False):
       starts = jnp.zeros((), bool) if reset is None else reset
       gates += (jnp.broadcast_to(starts, batch_shape)[..., None],)
@@ -537,7 +539,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     )
     y = arrays[0].astype(dtype)
     if self.readout is not None:
-      y = self.readout(x, tuple(h.astype(dtype) for h in arrays)).astype(dtype)
+      y = self._read(x, tuple(h.astype(dtype) for h in arrays)).astype(dtype)
     return cell_lib.like(carry, arrays), y
 
 

@@ -290,6 +290,19 @@ class LayersTest(parameterized.TestCase):
     np.testing.assert_array_equal(short[1, 3:], 0)
     np.testing.assert_allclose(short[1, :3], y[1, :3], rtol=1e-5, atol=1e-6)
 
+  @parameterized.parameters(
+      ({'input_map': 3}, 'input_map must be a function or None'),
+      ({'input_map': lambda x: x}, r'a tuple of 2 arrays \(2, 5, 4\)'),
+      ({'readout': lambda x, h: h[0][..., 1:]}, r'an array \(2, 5, 4\)'),
+      ({'readout': lambda x, h: None}, 'got None'),
+  )
+  def test_maps_and_readouts_that_do_not_fit(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      layer = rnnzoo.RecurrentLayer(
+          rnnzoo.MinGRUCell(), 3, 4, rngs=nnx.Rngs(0), **options
+      )
+      layer(np.zeros((2, 5, 3), np.float32))
+
 
 if __name__ == '__main__':
   absltest.main()
