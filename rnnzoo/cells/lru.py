@@ -45,7 +45,9 @@ class LRUCell(cell.LinearCell):
   param_names = ('nu', 'theta', 'gamma')
 
   def coefficients(self, params, x_gates):
-    radius, angle = jnp.exp(-jnp.exp(params['nu'])), jnp.exp(params['theta'])
+    # Beyond 80 the radius is 0, and so is its derivative.
+    radius = jnp.exp(-jnp.exp(jnp.minimum(params['nu'], 80)))
+    angle = jnp.exp(params['theta'])
     gain = jnp.exp(params['gamma'])
     a = radius * jnp.cos(angle), radius * jnp.sin(angle)
     return a, tuple(gain * x for x in x_gates)

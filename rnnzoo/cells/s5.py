@@ -23,7 +23,9 @@ def _product(x, y):
 
 
 def _quotient(x, y):
-  """Returns the quotient of complex numbers (re, im)."""
+  """Returns the quotient of complex numbers (re, im), without overflow."""
+  scale = jnp.maximum(jnp.abs(y[0]), jnp.abs(y[1]))
+  x, y = ((z[0] / scale, z[1] / scale) for z in (x, y))
   re, im = _product(x, (y[0], -y[1]))
   square = y[0] * y[0] + y[1] * y[1]
   return re / square, im / square

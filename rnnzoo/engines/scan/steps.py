@@ -252,7 +252,7 @@ def with_start(
     operands: call_lib.Operands,
     call: call_lib.Call,
     axis: int,
-    first: Any = True,
+    count_earlier: Callable[[Array], Any] = lambda own: 0,
 ) -> Array:
   """Returns resets in loop order, with one in the first step that is not held.
 
@@ -260,17 +260,16 @@ def with_start(
     operands: the flags, in loop order, and x.
     call: says in which order steps run.
     axis: axis of time in x and the flags.
-    first: whether this device has the first of all steps.
+    count_earlier: number of this device's steps that are not held, int32 [B] ->
+      number of such steps on the devices with earlier steps.
   """
   reset, mask = operands.reset, operands.mask
   if mask is None:
-    time = operands.x.shape[axis]
-    steps = lax.broadcasted_iota(jnp.int32, operands.x.shape[:2], axis)
-    starts = steps == (time - 1 if call.reverse else 0)
-  else:
-    count = lax.cumsum(mask.astype(jnp.int32), axis, reverse=call.reverse)
-    starts = mask & (count == 1)
-  starts &= first
+    mask = jnp.ones(operands.x.shape[:2], bool)
+  valid = mask.astype(jnp.int32)
+  earlier = count_earlier(jnp.sum(valid, axis))
+  count = lax.cumsum(valid, axis, reverse=call.reverse)
+  starts = mask & (count == 1) & (earlier == 0)
   return starts if reset is None else reset | starts
 
 

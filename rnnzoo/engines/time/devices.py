@@ -219,6 +219,20 @@ def is_first(reverse: bool, over: Names) -> Array:
   return lax.axis_index(over) == (last if reverse else 0)
 
 
+def sum_earlier(x: Array, reverse: bool, over: Names) -> Array:
+  """Returns the sum of x of all devices that have earlier steps.
+
+  Args:
+    x: an array of this device.
+    reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over.
+  """
+  of_all, index = _gather(x, over), lax.axis_index(over)
+  places = lax.broadcasted_iota(jnp.int32, of_all.shape, 0)
+  is_earlier = places > index if reverse else places < index
+  return jnp.sum(jnp.where(is_earlier, of_all, 0), 0)
+
+
 def last_carry(h: Array, reverse: bool, over: Names) -> Array:
   """Returns h after all steps, on every device.
 

@@ -172,9 +172,12 @@ def run(
     reset = time_devices.boundary(reset, 0, over)
   operands = operands._replace(x=x, reset=reset, mask=mask)
   if call.starts and cell.reads_starts:
-    # The device with the first steps must have one that the mask keeps.
-    first = time_devices.is_first(call.reverse, over)
-    reset = scan_steps.with_start(operands, call, 0, first)
+    reset = scan_steps.with_start(
+        devices.alike(operands),
+        call,
+        0,
+        lambda own: time_devices.sum_earlier(own, call.reverse, over),
+    )
     operands = operands._replace(reset=reset)
 
   choice = choice_lib.Run(

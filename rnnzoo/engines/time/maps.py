@@ -302,6 +302,8 @@ def _solve(static, a, b, h0):
   solve, reverse, over = static
   if not over:
     return solve(a, _fold(a, b, h0, reverse), reverse), h0
+  # An A that is free of time is not told from one of a single step.
+  a = jax.tree.map(lambda x: jnp.broadcast_to(x, b[0].shape), a)
   a, b = _prefixes(solve, a, b, reverse)
   last = jax.tree.map(lambda x: x[0 if reverse else -1], (a, b))
   before = time_devices.enter(compose, last, h0, reverse, over)
