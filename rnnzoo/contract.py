@@ -219,15 +219,13 @@ def _check_equations(
 
 def _check_coefficients(cell: cell_lib.LinearCell, a: Any, b: Any) -> None:
   """Raises ValueError unless (a, b) have a form that fits the carries."""
-  forms: tuple[Any, ...] = ((1, 1),)
+  forms: tuple[Any, ...] = ((None, None),)
   wanted = 'an array for a and one for b'
   if len(cell.carry_names) == 2:
-    forms = (2, 2), ((2, 2), 2)
+    pair = None, None
+    forms = (pair, pair), ((pair, pair), pair)
     wanted = 'pairs (re, im) for a and b, or a = ((p, q), (r, s)) and a pair b'
-  form = lambda x: len(x) if isinstance(x, tuple) else 1
-  form_of_a = tuple(map(form, a)) if isinstance(a, tuple) else ()
-  got = form_of_a if any(n > 1 for n in form_of_a) else form(a)
-  if (got, form(b)) not in forms:
+  if (_form(a), _form(b)) not in forms:
     raise ValueError(
         f'{type(cell).__name__}.coefficients must return {wanted} for the'
         f' carries {cell.carry_names}, got {_structure(a)} and {_structure(b)}.'
@@ -235,6 +233,11 @@ def _check_coefficients(cell: cell_lib.LinearCell, a: Any, b: Any) -> None:
   for label, tree in (('a', a), ('b', b)):
     for output in jax.tree.leaves(tree):
       _check_shape(cell, 'coefficients', label, output, broadcast=True)
+
+
+def _form(x: Any) -> Any:
+  """Returns a tree of tuples with None in place of each array."""
+  return tuple(map(_form, x)) if isinstance(x, tuple) else None
 
 
 def _structure(tree: Any) -> str:

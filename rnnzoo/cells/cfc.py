@@ -138,7 +138,9 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
     mode: 'default'; 'no_gate' for tanh(f1) + t tanh(f2); or 'pure', the
       solution of the differential equation itself, which is
       A - A exp(-ts (|w| + |f1|)) f1.
-    timespans: whether x's last feature is ts; else ts is 1.
+    timespans: whether x's last feature is ts; else ts is 1. In a stack, the
+      lowest layer alone can have it. A reversed run, also of `Bidirectional`,
+      takes ts of a step as the time to the step that it has just left.
     num_heads: diagonal blocks of R; features must be a multiple of it.
     **options: options of all layers (`rnnzoo.RecurrentLayer`): use_bias,
       kernel_init, recurrent_kernel_init, bias_init (W and R start as one
@@ -169,7 +171,11 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.boolean(timespans, 'timespans')
+    timespans = bool(timespans)
     made = CfCCell(mode, timespans)
+    if timespans:
+      self.reads_timespans = True
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = in_features - timespans

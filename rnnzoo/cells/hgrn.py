@@ -149,6 +149,13 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
         raise ValueError(
             f'lower_bound must be a number or [{size}], got {gamma.shape}.'
         )
+      checks.real(gamma, 'lower_bound')
+      if not isinstance(gamma, jax.core.Tracer) and not bool(
+          jnp.all((gamma >= 0) & (gamma < 1))
+      ):
+        raise ValueError(
+            'lower_bound must be numbers from 0 to below 1, got one outside.'
+        )
       own['gamma'] = recurrent.Constant(gamma.astype(dtype))
       lower_bound = 0.0
     settings.within(lower_bound, 'lower_bound', least=0, most=1 - 1e-6)

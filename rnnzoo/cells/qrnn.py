@@ -106,6 +106,9 @@ class QRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(
+        options, 'QRNN', 'state_features', 'input_map', 'readout'
+    )
     settings.choice(pooling, POOLINGS, 'pooling')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')

@@ -176,6 +176,8 @@ class CellParameters(sequence_layer.SequenceLayer):
           f'input_map must return a tuple of {count} arrays {shape} for x of'
           f' shape {x.shape}, got {_shapes(gates)}.'
       )
+    for gate in gates:
+      checks.real(gate, 'A gate of input_map')
     return gates
 
   def _read(self, x: Array, h: Carry) -> Array:
@@ -187,6 +189,7 @@ class CellParameters(sequence_layer.SequenceLayer):
           f'readout must return an array {shape} for x of shape {x.shape}, got'
           f' {_shapes(y)}.'
       )
+    checks.real(y, 'The result of readout')
     return y
 
   def _recurrent_kernel(self, dtype, like=None) -> Array | None:

@@ -35,12 +35,14 @@ class SequenceLayer(nnx.Module):
     features: size given to the constructor: `out_features`, or half as many in
       a `Bidirectional`.
     time_axis_name: the mesh axes that time is over inside `jax.shard_map`.
+    reads_timespans: whether x's last feature is the time since the last step.
   """
 
   in_features: int
   out_features: int
   features = _Features()
   time_axis_name: tuple[str, ...] = ()
+  reads_timespans: bool = False
 
   @abc.abstractmethod
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:

@@ -173,6 +173,11 @@ class Stack(sequence_layer.SequenceLayer):
     size = in_features
     for factory in factories:
       level = sequence_layer.make(factory, size, features, rngs, options)
+      if layers and level.reads_timespans:
+        raise ValueError(
+            'timespans are the last feature of x, which only the lowest layer'
+            ' of a stack sees; layers above it with timespans=False would work.'
+        )
       layers.append(level)
       dtypes = {k: v for k, v in options.items() if k in _NORM_OPTIONS}
       # The fast variance, E[x^2] - E[x]^2, loses its digits where the mean is

@@ -107,7 +107,7 @@ def coefficients(
     starts = jnp.zeros((), bool) if reset is None else reset
     starts = jnp.broadcast_to(starts, shape[:2])[..., None].astype(dtype)
     inputs = (*x_gates, starts)
-  a, b = cell.coefficients(params, inputs)
+  a, b = jax.tree.map(jnp.asarray, cell.coefficients(params, inputs))
   b = b if isinstance(b, tuple) else (b,)
   b = tuple(jnp.broadcast_to(x, shape).astype(dtype) for x in b)
   is_free = all(x.ndim < 2 for x in jax.tree.leaves(a))
