@@ -136,7 +136,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         None: the output is the carry's first array.
       zoneout_rate: share of a carry's numbers that keep their old value in each
         step of a call with `rngs`; other calls mix both by the rate (Krueger et
-        al., 2017). One for all carries, or one for each.
+        al., 2017). One for all carries, or one for each. `step` and
+        `unroll_carries` always evaluate.
       recurrent_dropout_rate: share of h that the recurrent kernel does not see
         in a call with `rngs`, by one mask a sequence (Gal and Ghahramani,
         2016).
