@@ -541,6 +541,11 @@ def _checked(a, b, h0, reset, reverse, time_major):
   if time_major:
     batch, time = time, batch
   arguments.sizes('linear_scan', batch, time, features)
+  if is_complex and b.size >= 2**31:
+    raise NotImplementedError(
+        'linear_scan on the GPU takes fewer than 2^31 complex numbers, got'
+        f' {b.size:,}: split the batch.'
+    )
   arguments.flags('reset', reset, batch, time)
   # Complex numbers are pairs; interpreted kernels have arrays of either part.
   parts = lambda x: [x.real, x.imag] if is_complex else [x]

@@ -133,6 +133,13 @@ OPTIONS = {
     'max_radius': (*POSITIVE, None, 1.1),
     'max_phase': (*POSITIVE, None),
     'signed': FLAGS,
+    'peephole': FLAGS,
+    'projection': tuple(v for v in SIZES if v is not None),
+    'zoneout_rate': (*STRANGE, None, nan, inf, -0.1, 1.0, '1', [0.1] * 9),
+    'recurrent_dropout_rate': (*STRANGE, None, nan, inf, -0.1, 1.0, '1'),
+    'discretization': NAMES,
+    'min_step': (*POSITIVE, None),
+    'max_step': (*POSITIVE, None),
     'complex': FLAGS,
     'timespans': FLAGS,
     'lower_bound': (*STRANGE, None, True, nan, inf, '1', -0.1, 1.0, np.ones(2)),
@@ -326,8 +333,8 @@ def functions():
   yield Case('unroll_carries', rnnzoo.unroll_carries, good, 'outputs', outputs)
   good = {'a': x, 'b': x}
   for name, values in {
-      'a': (*ARRAYS, x * 1j, x[0], x.astype(jnp.float8_e4m3fn)),
-      'b': (*ARRAYS, x * 1j, x[0]),
+      'a': (*ARRAYS, x[0], x.astype(jnp.float8_e4m3fn)),
+      'b': (*ARRAYS, x[0]),
       'h0': (*STRANGE, 1, x, [[1.0]], [[1.0], [1.0, 2.0]], x[:, 0] * 1j),
       'reset': BOOLS,
       'reverse': FLAGS,

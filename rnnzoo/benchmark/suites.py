@@ -226,7 +226,7 @@ _STEPS = ('LSTM step', 'GRU step', 'MinGRU step', '2 x LSTM step')
 _INNER = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
 _INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
 # Those that are linear in their memory take one pass.
-_ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'RGLRU', 'HGRN', 'QRNN'
+_ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN'
 _ITERATED = [x for x in rnnzoo.LAYERS if x not in _ONE_PASS]
 
 # At these there is everything to compare with.

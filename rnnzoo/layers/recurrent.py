@@ -26,6 +26,7 @@ from rnnzoo import checks
 from rnnzoo import contract
 from rnnzoo import settings
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import paths
 from rnnzoo.engines import products
 from rnnzoo.engines import selection
 from rnnzoo.engines import sharding
@@ -463,7 +464,13 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         starts=initial_carry is None,
     )
     with jax.named_scope('recurrence'):
-      carry, steps = self._recur(masks, projection, operands, call, over)
+      if masks.zoneout or masks.dropout is not None:
+        carry, steps = self._recur(masks, projection, operands, call, over)
+      else:
+        path = self.implementation
+        carry, steps = paths.run(
+            self._cell(), projection, operands, call, path, over
+        )
     if is_output and self.readout is not None:
       x = x if mask is None else jnp.where(mask[..., None], x, 0)
       steps = (self._read(x, tuple(h.astype(dtype) for h in steps)),)

@@ -215,10 +215,8 @@ class Regularised(parameters.CellParameters):
       call: call_lib.Call,
       over: tuple[str, ...],
   ) -> tuple[Carry, Carry]:
-    """Runs the layer's cell; arguments and results are as in `paths.run`."""
+    """Runs the cell with masks; all else is as in `paths.run`."""
     cell, implementation = self._cell(masks), self.implementation
-    if not masks.zoneout and masks.dropout is None:
-      return paths.run(cell, projection, operands, call, implementation, over)
     operands, masks = devices.alike((operands, masks))
     x, mask = operands.x, operands.mask
     if mask is not None:

@@ -27,7 +27,9 @@ LAYERS = tuple(rnnzoo.LAYERS)
 
 # The maps and readouts of the others may mix all features: each device has all.
 SPLIT = tuple(
-    name for name in LAYERS if name not in ('LRU', 'RGLRU', 'HGRN', 'QRNN')
+    name
+    for name in LAYERS
+    if name not in ('LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN')
 )
 BLOCKS = ('SLSTMBlock-alone-given-scan', 'SLSTMBlock-two-plain-scan')
 NEWTON = (

@@ -120,5 +120,14 @@ def in_turn(layer: str) -> list[tuple[str, str]]:
 
 def paths(layer: str) -> tuple[str, ...]:
   """Returns the paths without kernels."""
-  linear = layer in ('MinGRU', 'MinLSTM', 'LRU', 'RGLRU', 'HGRN', 'QRNN')
+  linear = layer in (
+      'MinGRU',
+      'MinLSTM',
+      'LRU',
+      'S5',
+      'LinOSS',
+      'RGLRU',
+      'HGRN',
+      'QRNN',
+  )
   return ('scan', 'associative_scan') if linear else ('scan',)
