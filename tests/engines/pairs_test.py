@@ -217,6 +217,27 @@ class StartsTest(parameterized.TestCase):
     self.assertGreater(np.abs(given[0] - got[0]).max(), 1e-3)
 
 
+class PartsTest(parameterized.TestCase):
+  """Time in four parts, which `jax.vmap` names as devices would be."""
+
+  @parameterized.product(name=('RGLRU', 'LRU'), time=(4, 16))
+  def test_first_part_without_a_valid_step_and_parts_of_one(self, name, time):
+    x = np.random.default_rng(0).normal(size=(3, time, 4)).astype(np.float32)
+    lengths = np.array([time // 2, time - 2, time])
+    options = {'implementation': 'associative_scan'}
+
+    def run(x, **more):
+      layer = rnnzoo.LAYERS[name](4, 4, rngs=nnx.Rngs(0), **options, **more)
+      given = lengths if time > 4 else None
+      return layer(x, seq_lengths=given, reverse=True)
+
+    parts = np.moveaxis(x.reshape(3, 4, -1, 4), 1, 0)
+    part = lambda x: run(x, time_axis_name='time')
+    got = jax.vmap(part, axis_name='time')(parts)
+    got = np.moveaxis(got, 0, 1).reshape(x.shape)
+    np.testing.assert_allclose(got, run(x), rtol=1e-5, atol=1e-6)
+
+
 class ComplexScanTest(parameterized.TestCase):
 
   @parameterized.product(is_free=(True, False), reverse=(True, False))
