@@ -78,6 +78,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.share_dropout_over_time = False
   # The share of each label that training gives to all classes alike.
   model.label_smoothing = 0.0
+  # The output that a class or number for a whole sequence is read from: the
+  # 'last' one, or the 'mean' of all.
+  model.pooling = 'last'
   # Normalisation of each layer's outputs: 'layer', 'batch' or None.
   model.norm = config_dict.placeholder(object)
   # The share of the old running averages that an update of norm 'batch' keeps;

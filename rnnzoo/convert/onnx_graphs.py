@@ -94,6 +94,11 @@ def _levels(model: Any) -> list[list[Any]]:
   models = sequence.SequenceModel, sequence.SequenceClassifier
   is_model = type(model) in models
   layer = model.backbone if is_model else model
+  if is_model and model.pooling != 'last':
+    raise ValueError(
+        "ONNX export reads the last output; got a model of pooling='mean'."
+        ' jax.export writes any model (docs/serving.md).'
+    )
   is_stack = isinstance(layer, stack.Stack)
   is_other = is_stack and type(layer) is not stack.Stack
   if is_stack and not is_other:

@@ -17,6 +17,8 @@ from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
 
+POOLINGS = ('last', 'mean')
+
 
 class SequenceModel(nnx.Module):
   """Reads a sequence and answers at its end, or after every step.
@@ -42,6 +44,7 @@ class SequenceModel(nnx.Module):
     backbone: the recurrent layer or stack.
     head: linear map from the backbone's outputs to the answer.
     every_step: whether there is an answer after every step.
+    pooling: 'last' or 'mean', the output that an answer at the end is of.
   """
 
   def __init__(
@@ -50,16 +53,19 @@ class SequenceModel(nnx.Module):
       out_features: int,
       *,
       every_step: bool = False,
+      pooling: str = 'last',
       num_tokens: int | None = None,
       rngs: nnx.Rngs,
   ):
     """Creates the head, and the embedding of tokens.
 
     Args:
-      backbone: a layer or stack. Without `every_step` not one that runs
-        backwards as well: there its last output has seen one step.
+      backbone: a layer or stack. Where the last output answers, not one that
+        runs backwards as well: there its last output has seen one step.
       out_features: numbers of an answer.
       every_step: whether to answer after every step, not at the end only.
+      pooling: an answer at the end is of the 'last' output, or of the 'mean' of
+        all outputs of valid steps since the last reset.
       num_tokens: how many tokens there are, if sequences are of tokens; None
         for sequences of vectors.
       rngs: `nnx.Rngs` that parameters are drawn from.
@@ -69,7 +75,10 @@ class SequenceModel(nnx.Module):
         must not, or another argument is not valid.
     """
     settings.boolean(every_step, 'every_step')
-    _check_backbone(backbone, every_step, type(self).__name__)
+    settings.choice(pooling, POOLINGS[: 1 if every_step else 2], 'pooling')
+    self.pooling = pooling
+    reads_all = every_step or pooling == 'mean'
+    _check_backbone(backbone, reads_all, type(self).__name__)
     settings.positive(out_features, 'out_features')
     initializers.check_rngs(rngs, 'params', required=True)
     if num_tokens is not None:
@@ -125,10 +134,14 @@ class SequenceModel(nnx.Module):
           f'{type(self).__name__} needs at least one step to answer, got x of'
           f' shape {x.shape}.'
       )
-    if seq_lengths is None and mask is None:
+    is_whole = mask is None and seq_lengths is None
+    flags = sharding.flags_as_sharded(mask, seq_lengths, y)
+    if self.pooling == 'mean':
+      restarts, _ = sharding.flags_as_sharded(reset, None, y)
+      last = _mean(y, _valid(*flags, restarts, time))
+    elif is_whole:
       last = y[..., -1, :]
     else:
-      flags = sharding.flags_as_sharded(mask, seq_lengths, y)
       index = _last_valid(*flags, time)[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     with jax.named_scope('logits'):
@@ -137,6 +150,8 @@ class SequenceModel(nnx.Module):
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
     """Returns the start of a sequence: the backbone's own carry.
 
+    With the mean of outputs it is (that carry, their sum, their number).
+
     Args:
       batch_shape: leading axes of x, before time.
 
@@ -144,7 +159,11 @@ class SequenceModel(nnx.Module):
       NotImplementedError: the model cannot take steps; see `step`.
     """
     self._check_steps()
-    return self.backbone.initial_carry(batch_shape)
+    carry = self.backbone.initial_carry(batch_shape)
+    if self.pooling == 'last':
+      return carry
+    total = jnp.zeros((*batch_shape, self.backbone.out_features), jnp.float32)
+    return carry, total, jnp.zeros(batch_shape, jnp.int32)
 
   def step(
       self, carry: Any, x: Array, *, reset: Array | None = None
@@ -168,6 +187,17 @@ class SequenceModel(nnx.Module):
     """
     self._check_steps()
     is_of_tokens = hasattr(self, 'embedding')
+    past: Any = None
+    if self.pooling == 'mean':
+      if carry is None:
+        batch_shape = jnp.shape(x) if is_of_tokens else jnp.shape(x)[:-1]
+        carry = self.initial_carry(batch_shape)
+      if not isinstance(carry, tuple) or len(carry) != 3:
+        raise ValueError(
+            "With pooling='mean' a carry has three parts, as initial_carry"
+            f' returns them; got {type(carry).__name__}.'
+        )
+      carry, *past = carry
     if carry is not None:  # At the start of a sequence it may be.
       checks.carry_of_step(carry, x, 'tokens' if is_of_tokens else 'x')
     if is_of_tokens:
@@ -176,6 +206,15 @@ class SequenceModel(nnx.Module):
     if carry is None:
       carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
     carry, y = self.backbone.step(carry, x, reset=reset)
+    if past is not None:
+      total, count = past
+      if reset is not None:
+        restarts = jnp.asarray(reset)
+        total = jnp.where(restarts[..., None], 0, total)
+        count = jnp.where(restarts, 0, count)
+      total, count = total + y.astype(total.dtype), count + 1
+      carry = carry, total, count
+      y = (total / count[..., None].astype(total.dtype)).astype(y.dtype)
     with jax.named_scope('logits'):
       return carry, self.head(y)
 
@@ -208,7 +247,7 @@ class SequenceClassifier(SequenceModel):
 
   Attributes:
     backbone: the recurrent layer or stack.
-    head: linear map from its last output to logits.
+    head: linear map from the last output, or their mean, to logits.
   """
 
   def __init__(
@@ -216,14 +255,16 @@ class SequenceClassifier(SequenceModel):
       backbone: sequence_layer.SequenceLayer,
       num_classes: int,
       *,
+      pooling: str = 'last',
       rngs: nnx.Rngs,
   ):
     """Creates the head.
 
     Args:
-      backbone: a layer or stack, whose last valid output is classified. Not one
-        that runs backwards as well: there its last output has seen one step.
+      backbone: a layer or stack. Where its last valid output is classified, not
+        one that runs backwards as well: there that output has seen one step.
       num_classes: number of logits.
+      pooling: whether the 'last' output is classified, or the 'mean' of all.
       rngs: `nnx.Rngs` that the head's parameters are drawn from.
 
     Raises:
@@ -231,33 +272,55 @@ class SequenceClassifier(SequenceModel):
         another argument is not valid.
     """
     settings.positive(num_classes, 'num_classes')
-    super().__init__(backbone, num_classes, rngs=rngs)
+    super().__init__(backbone, num_classes, pooling=pooling, rngs=rngs)
 
 
 @promotion.of_ranks
-def _last_valid(
-    mask: Array | None, seq_lengths: Array | None, time: int
-) -> Array:
+def _valid(mask: Any, seq_lengths: Any, reset: Any, time: int) -> Any:
+  """Returns which steps count, bool [..., T]; None for all.
+
+  Steps before the last reset do not, nor do resets beyond a sequence's end.
+  """
+  steps, valid = jnp.arange(time), mask
+  if seq_lengths is not None:
+    inside = steps < seq_lengths[..., None]
+    valid = inside if valid is None else valid & inside
+    reset = None if reset is None else reset & inside
+  if reset is None:
+    return valid
+  last = jnp.max(jnp.where(reset, steps, 0), axis=-1, keepdims=True)
+  return steps >= last if valid is None else valid & (steps >= last)
+
+
+def _last_valid(mask: Any, seq_lengths: Any, time: int) -> Array:
   """Returns the index [...] of the last valid step, 0 where there is none."""
   if mask is None:
     return checks.last_step(seq_lengths, time)
-  steps = jnp.arange(time)
-  valid = mask
-  if seq_lengths is not None:
-    valid = valid & (steps < seq_lengths[..., None])
-  return jnp.max(jnp.where(valid, steps, 0), axis=-1)
+  valid = _valid(mask, seq_lengths, None, time)
+  with promotion.ranks_allowed():
+    return jnp.max(jnp.where(valid, jnp.arange(time), 0), axis=-1)
 
 
-def _check_backbone(backbone, every_step: bool, name: str) -> None:
+@promotion.of_ranks
+def _mean(y: Array, valid: Any) -> Array:
+  """Returns the mean of outputs [..., T, F] over valid steps, or 0."""
+  total = promotion.wide(y.dtype)
+  if valid is None:
+    return jnp.mean(y, axis=-2, dtype=total).astype(y.dtype)
+  number = jnp.maximum(jnp.sum(valid, axis=-1, keepdims=True), 1).astype(total)
+  summed = jnp.sum(jnp.where(valid[..., None], y, 0), axis=-2, dtype=total)
+  return (summed / number).astype(y.dtype)
+
+
+def _check_backbone(backbone, reads_all: bool, name: str) -> None:
   """Raises ValueError unless the model can read the backbone's outputs."""
   if not isinstance(backbone, sequence_layer.SequenceLayer):
     raise ValueError(
         'backbone must be a layer or a stack, such as rnnzoo.GRU(28, 128,'
         f' rngs=rngs), got {backbone!r:.80}.'
     )
-  if bidirectional.is_inside(backbone) and not every_step:
+  if bidirectional.is_inside(backbone) and not reads_all:
     raise ValueError(
-        f'{name} reads the last output, of which the backward half'
-        ' of a Bidirectional has seen one step; classify its final carries,'
-        ' from unroll, instead.'
+        f'{name} reads the last output, of which the backward half of a'
+        " Bidirectional has seen one step; pooling='mean' would work."
     )

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from rnnzoo.models import sequence
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import figures
@@ -28,8 +29,12 @@ METRICS: tuple[protocol.Metric, ...] = (
 )
 
 
-# A rule for `config.model` of tasks that smooth labels.
-RULES: fields.Rules = {'label_smoothing': fields.number(0, 1, below=True)}
+# Rules for `config.model` of tasks that smooth labels, and name one class for a
+# sequence.
+RULES: fields.Rules = {
+    'label_smoothing': fields.number(0, 1, below=True),
+    'pooling': fields.one_of(sequence.POOLINGS),
+}
 
 
 class Classification(protocol.Task):

@@ -168,6 +168,8 @@ class Task(abc.ABC):
       not be named.
     label_smoothing: `config.model.label_smoothing` of a task that smooths
       labels; else nothing but zero is allowed there.
+    pooling: `config.model.pooling` of a task with one answer for a sequence;
+      else nothing but 'last' is allowed there.
     every_step: whether `predict` answers every step, [B, T, ...].
     has_stream: whether the task can answer step by step: its `predict` calls
       the model once, with inputs [B, T, ...] of any T.
@@ -179,6 +181,7 @@ class Task(abc.ABC):
   batch_size: int
   metrics: tuple[Metric, ...]
   label_smoothing: float = 0.0
+  pooling: str = 'last'
   every_step: bool = False
   has_stream: bool = False
   y_is_input: bool = False
@@ -455,8 +458,9 @@ class ConfigTask(Task):
     fields.check(config.model, self.model_rules, 'config.model')
     self._model, self._data = config.model, config.data
     self.batch_size = config.batch_size
-    if 'label_smoothing' in self.model_rules:
-      self.label_smoothing = config.model.label_smoothing
+    for name in ('label_smoothing', 'pooling'):
+      if name in self.model_rules:
+        setattr(self, name, config.model[name])
 
   @classmethod
   def restore(cls, config, described):

@@ -199,20 +199,25 @@ def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   """Raises ValueError for fields that do not fit the task or its data."""
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
   makes_text = type(task).sample is not protocol.Task.sample
-  for_task = f'0 for the task {config.task!r}, which'
+  for_task = f'for the task {config.task!r}, which'
   rules = {
       'monitor': fields.one_of(monitors),
       'sample_every': fields.Rule(
-          f'{for_task} makes no text', lambda every: makes_text or not every
+          f'0 {for_task} makes no text', lambda every: makes_text or not every
       ),
   }
   fields.check(config, rules, 'config')
-  smoothing = config.get('model', {}).get('label_smoothing', 0.0)
-  if smoothing != task.label_smoothing:
-    raise ValueError(
-        f'config.model.label_smoothing must be {for_task} smooths no labels;'
-        f' got {smoothing}'
-    )
+  model = config.get('model', {})
+  for name, none, without in (
+      ('label_smoothing', '0', 'smooths no labels'),
+      ('pooling', "'last'", 'names no class for a whole sequence'),
+  ):
+    allowed = getattr(task, name)
+    if model.get(name, allowed) != allowed:
+      raise ValueError(
+          f'config.model.{name} must be {none} {for_task} {without}; got'
+          f' {model[name]!r}'
+      )
   train = task.splits['train']
   if not isinstance(train, protocol.Generator):
     num_examples = sum(map(protocol.num_examples, protocol.buckets(train)))

@@ -395,7 +395,7 @@ class SequenceClassifierTest(parameterized.TestCase):
 
   def test_refuses_a_backward_half_that_saw_one_step(self):
     backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
-    with self.assertRaisesRegex(ValueError, 'final carries'):
+    with self.assertRaisesRegex(ValueError, "pooling='mean' would work"):
       models.SequenceClassifier(backbone, num_classes=7, rngs=nnx.Rngs(0))
 
   @pytest.mark.slow
@@ -440,6 +440,41 @@ class SequenceModelTest(parameterized.TestCase):
     y, kept, none = run()
     np.testing.assert_allclose(y, kept, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(none, [model.head.bias[...]] * 3)
+
+  def test_means_of_outputs(self):
+    rngs, gru = nnx.Rngs(0), rnnzoo.GRU(2, 3, rngs=nnx.Rngs(0))
+    model = models.SequenceModel(gru, 2, pooling='mean', rngs=rngs)
+    x = np.random.default_rng(0).normal(size=(3, 6, 2)).astype(np.float32)
+    lengths, mask = np.array([6, 4, 0]), np.ones((3, 6), bool)
+    mask[0, 3] = False
+    reset = np.zeros((3, 6), bool)
+    reset[0, 2] = reset[1, 5] = True  # The second one is after the end.
+    valid = mask & (np.arange(6) < lengths[:, None])
+    holes = np.where(valid[..., None], x, np.nan)
+    valid[0, :2] = False
+
+    @jax.jit
+    def run():
+      y = gru(holes, reset=reset, seq_lengths=lengths, mask=mask)
+      pick = jnp.where(valid[..., None], y, 0)
+      mean = jnp.sum(pick, 1) / jnp.maximum(valid.sum(1), 1)[:, None]
+      found = model(holes, reset=reset, seq_lengths=lengths, mask=mask)
+      carry, last = None, []
+      for t in range(6):
+        carry, y = model.step(carry, x[:, t], reset=reset[:, t])
+        last.append(y)
+      early = model(x[:, :2])
+      whole = model(x, reset=reset), early, model(x[0, :1])
+      return found, model.head(mean), whole, (last[5], last[1], last[0][0])
+
+    found, want, whole, steps = run()
+    close(found, want)
+    jax.tree.map(close, whole, steps)
+    with self.assertRaisesRegex(ValueError, 'three parts, as initial_carry'):
+      model.step(gru.initial_carry((3,)), x[:, 0])
+    both = rnnzoo.Bidirectional(rnnzoo.GRU, 2, 3, rngs=rngs)
+    answers = models.SequenceModel(both, 2, pooling='mean', rngs=rngs)(x)
+    self.assertEqual(answers.shape, (3, 2))
 
   def test_answers_after_every_step(self):
     backbone = rnnzoo.Bidirectional(rnnzoo.GRU, IN, FEATURES, rngs=nnx.Rngs(0))
@@ -634,7 +669,7 @@ class SequenceModelTest(parameterized.TestCase):
     stack = rnnzoo.Stack(
         [both, rnnzoo.GRU], 2, 4, num_layers=2, rngs=nnx.Rngs(0)
     )
-    with self.assertRaisesRegex(ValueError, 'final carries'):
+    with self.assertRaisesRegex(ValueError, "pooling='mean' would work"):
       models.SequenceModel(stack, 2, rngs=nnx.Rngs(0))
 
 

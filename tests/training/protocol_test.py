@@ -116,6 +116,8 @@ class RunTest(made_up_runs.RunsTestCase):
     message = "label_smoothing must be 0 for the task 'generator', which smooth"
     with self.assertRaisesRegex(ValueError, message):
       self.prepare('generator', **{'model.label_smoothing': 0.1})
+    with self.assertRaisesRegex(ValueError, "pooling must be 'last' for"):
+      self.prepare('generator', **{'model.pooling': 'mean'})
 
   @pytest.mark.slow
   def test_a_score_that_is_missing(self):

@@ -153,7 +153,10 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     backbone = backbones.build(self._model, IN_FEATURES, rngs)
-    return models.SequenceClassifier(backbone, len(self.class_names), rngs=rngs)
+    classes = len(self.class_names)
+    return models.SequenceClassifier(
+        backbone, classes, pooling=self.pooling, rngs=rngs
+    )
 
   def evaluate(
       self,

@@ -175,6 +175,7 @@ class SequenceTask(protocol.ConfigTask):
         backbone,
         self.answers.out_features,
         every_step=self.every_step,
+        pooling=self.pooling,
         rngs=rngs,
     )
 
