@@ -15,6 +15,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from pallas_kernels import linear_maps
+from pallas_kernels.mosaic import cells
 
 Array = jax.Array
 Vector = linear_maps.Vector
@@ -44,18 +45,24 @@ def _product(x: Array, y: Array) -> Array:
 def compose(maps: Sequence[Map]) -> Map:
   """Returns the composition of maps, the first one applied first."""
   a, b = maps[0]
-  forgets = linear_maps.is_zero(a)
+  once = cells.traced_once(step)
   for pair in maps[1:]:
-    b = step(pair, b)
+    b = once(pair, b)
+  forgets = linear_maps.is_zero(a)
   numbers = [tuple(map(id, jax.tree.leaves(each))) for each, _ in maps]
   if len(set(numbers)) == 1:
     a = _power(a, len(maps))
   else:
+    once = cells.traced_once(_after)
     for each, _ in maps[1:]:
-      forgets |= linear_maps.is_zero(each)
-      a = linear_maps.after(each, a)
+      a, forgets = once(each, a, forgets)
   # A product that has overflowed before a factor of 0 is NaN by now.
   return linear_maps.where(forgets, 0.0, _not_zero(a)), b
+
+
+def _after(later: Any, a: Any, forgets: Array) -> tuple[Any, Array]:
+  """Returns the product of both A, and whether one of them was 0."""
+  return linear_maps.after(later, a), forgets | linear_maps.is_zero(later)
 
 
 def _power(a: Any, exponent: int) -> Any:

@@ -231,6 +231,29 @@ def _run_rows(jaxpr, consts, args, count: int) -> list[list[Any]]:
   return interpret(jaxpr, columns, args, rule, literal)
 
 
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a pointwise function whose later calls repeat the first one.
+
+  They bind its native primitives, and nothing else. In a block of 64 steps the
+  functions of `jax.numpy` take most of the time that a kernel takes to trace.
+
+  Args:
+    fn: a function of pytrees of arrays, of equal types in all calls.
+  """
+  traced: list[Any] = []
+
+  def call(*args):
+    if not traced:
+      closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+      traced.extend((closed, jax.tree.structure(shape)))
+    closed, structure = traced
+    columns = [[x] for x in jax.tree.leaves(args)]
+    found = _run_rows(closed.jaxpr, closed.consts, columns, 1)
+    return jax.tree.unflatten(structure, [x for (x,) in found])
+
+  return call
+
+
 def in_turn(
     fn: Callable[..., Sequence[Any]], avals: Sequence[Any], first: int
 ) -> Callable[..., tuple[list[Any], Callable[[], list[Any]]]]:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import linear_maps
 from pallas_kernels.mosaic import affine_maps
+from pallas_kernels.mosaic import cells
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import mailbox
 from pallas_kernels.mosaic import ptx
@@ -205,8 +206,9 @@ class MapRing(mailbox.MailboxRing):
     width = max(self.words, 4)
     maps = width // self.words
     count = self.count if count is None else count
+    start, stride = self._place(wave, first // maps), self.walk.layout.padded
     return [
-        (self.ref, self._place(wave, first // maps + place) + offset)
+        (self.ref, start + (place * stride * width + offset))
         for place in range(count // maps)
         for offset in range(0, width, 4)
     ]
@@ -244,9 +246,8 @@ class MapRing(mailbox.MailboxRing):
     pl.when(is_due)(lambda: self._empty(wave))
 
   def clear(self) -> None:
-    for slot in range(self.slots):
-      clear = lambda slot=slot: self._empty(jnp.int32(slot))
-      clear() if self.writes is None else pl.when(self.writes)(clear)
+    clear = lambda: pl.loop(0, self.slots)(self._empty)
+    clear() if self.writes is None else pl.when(self.writes)(clear)
 
 
 def words(numbers: int) -> int:
@@ -408,8 +409,8 @@ def _through(
     maps: Iterable[affine_maps.Map], own, h: Vector
 ) -> tuple[Vector, Vector]:
   """Returns h before the map of index `own`, and after all maps."""
-  start = h
+  start, apply = h, cells.traced_once(affine_maps.apply)
   for i, each in enumerate(maps):
     start = linear_maps.where(own == i, h, start)
-    h = affine_maps.apply(each, h)
+    h = apply(each, h)
   return start, h

@@ -25,6 +25,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
@@ -94,9 +95,9 @@ def forward(
       handoff.arrive(k)
       maps = find(k)
       h = handoff.before(k, h)
-      out = []
+      out, step = [], cells.traced_once(affine_maps.step)
       for pair in maps:
-        h = affine_maps.step(pair, h)
+        h = step(pair, h)
         out.append(h[:outputs])
       return handoff.after(h), out
 
@@ -257,10 +258,10 @@ def _adjoint(
     scales, pullbacks = step.linearise(theta, rows)
     maps = _maps(scales, cotangents, block)
     mu = handoff.before(k, mu)
-    lambdas = []
+    lambdas, next_mu = [], cells.traced_once(affine_maps.step)
     for pair, g in zip(maps, cotangents, strict=True):
-      lambdas.append(linear_maps.add(g, mu))
-      mu = affine_maps.step(pair, mu)
+      lambdas.append(tuple(map(lax.add, g, mu)))
+      mu = next_mu(pair, mu)
     mu = handoff.after(mu)
     befores = [
         linear_maps.where(walk.time(k, i) == first_time, carry, before)
@@ -271,7 +272,7 @@ def _adjoint(
     )
     d_always, d_params, out = step.pull(d_always, pullbacks, d_pairs)
     for each in d_params:
-      d_theta = tuple(map(jnp.add, d_theta, each))
+      d_theta = tuple(map(lax.add, d_theta, each))
     return (mu, d_theta, d_restart, d_always), out
 
   mu = loop.read(d_last, states)
@@ -330,7 +331,7 @@ class _Step:
     """Returns the sum of dA, the cotangents of theta, and of the inputs."""
     if self.free:
       for d_a, _ in d_pairs:
-        d_always = jax.tree.map(jnp.add, d_always, d_a)
+        d_always = jax.tree.map(lax.add, d_always, d_a)
       d_pairs = [d_b for _, d_b in d_pairs]
     given = list(zip(pullbacks, d_pairs, strict=True))
     found = cells.map_rows(_pull, (), given, self._accuracy)
@@ -380,10 +381,11 @@ def _pairs(
     d_restart: its cotangent so far.
   """
 
+  outer = cells.traced_once(linear_maps.outer)
+
   def without():
     given = zip(scales, lambdas, befores, strict=True)
-    pairs = [(linear_maps.outer(a, mu, h), mu) for a, mu, h in given]
-    return pairs, d_restart
+    return [(outer(a, mu, h), mu) for a, mu, h in given], d_restart
 
   def with_flags():
     d_pairs, d_sum = [], d_restart
@@ -395,7 +397,7 @@ def _pairs(
         d_in = linear_maps.times(back, mu)
         d_in = linear_maps.where(restarts, d_in, (0.0,) * len(mu))
         d_sum = linear_maps.add(d_sum, d_in)
-      pair = linear_maps.outer(scales[i], mu, before), mu
+      pair = outer(scales[i], mu, before), mu
       if idle is not None:
         pair = linear_maps.where(idle, 0.0, pair)
       d_pairs.append(pair)
@@ -408,6 +410,7 @@ def _maps(scales, cotangents, block: kernel_call.BlockFlags):
   """Returns the adjoint's map of each step, from A without flags, and g."""
   pairs = list(zip(scales, cotangents, strict=True))
 
+  @cells.traced_once
   def map_of(a, g):
     back = linear_maps.transposed(a)
     return back, linear_maps.times(back, g)

@@ -1,7 +1,8 @@
 """Programs that ours are compared with inside a suite, and published times.
 
-They are an LSTM written by hand for `lax.scan`, JAX's own binding of cuDNN's
-LSTM, flax's cells in loops, and times of the public programs FlashRNN and torch
+They are an LSTM written by hand for `lax.scan`, a linear recurrence for
+`lax.associative_scan`, JAX's own binding of cuDNN's LSTM, flax's cells in
+loops, and times of the public programs FlashRNN and torch
 (with cuDNN) on an H100 or H200.
 """
 
@@ -25,7 +26,9 @@ CUDNN = 'cudnn'
 
 FLAX = 'flax'
 
-NAMES = (*LAX_SCANS, CUDNN, FLAX)
+LAX_ASSOCIATIVE = 'lax.associative_scan'
+
+NAMES = (*LAX_SCANS, CUDNN, FLAX, LAX_ASSOCIATIVE)
 
 # Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
 # head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
@@ -58,6 +61,14 @@ def lax_scan(unroll: int, arrays: Any) -> jax.Array:
   h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
   _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
   return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
+
+
+def lax_associative_scan(arrays: Any) -> jax.Array:
+  """h' = a h + b on given a [F] and b, by composing pairs (a, b)."""
+  a, b = arrays['a'], arrays['b']
+  compose = lambda x, y: (y[0] * x[0], y[0] * x[1] + y[1])
+  pairs = jnp.broadcast_to(a, b.shape), b
+  return jax.lax.associative_scan(compose, pairs, axis=1)[1]
 
 
 def cudnn(arrays: Any) -> jax.Array:

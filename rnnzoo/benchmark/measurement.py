@@ -19,6 +19,7 @@ import traceback
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases
@@ -64,7 +65,8 @@ class _Run:
       return problem.function(*way)
     dtype = problem.case.exact_dtype
     run = problem.function(*way, dtype)
-    widen = functools.partial(jax.tree.map, lambda x: x.astype(dtype))
+    wide = lambda x: x.astype(jnp.promote_types(x.dtype, dtype))
+    widen = functools.partial(jax.tree.map, wide)
     return lambda *arguments: run(*widen(arguments))
 
   def call(self, arguments: Any) -> Any:

@@ -65,6 +65,9 @@ PATHS: Mapping[str, Any] = {
 # The end of the name of a layer that takes one step after another.
 STEP = ' step'
 
+# A linear recurrence of complex numbers, with a free of time.
+COMPLEX = 'linear_scan_complex'
+
 # Shares of the steps that reset, by the name of a linear recurrence.
 RESETS = {
     f'linear_scan_{x}%_resets': float(x) / 100 for x in ('0.1', '3', '30')
@@ -320,14 +323,23 @@ def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
 
 
 def _linear_scan(case: cases.Case) -> Problem:
-  """`rnnzoo.linear_scan` of a in (0, 1) and b, each [B, T, F]."""
+  """`rnnzoo.linear_scan` of a in (0, 1), or on a ring [F], and b [B, T, F]."""
   shape, dtype = case.shape, case.dtype
   size = (shape.batch, shape.time, shape.features)
-  a, b = jax.nn.sigmoid(normal(0, size, dtype)), normal(1, size, dtype)
+  is_complex = case.layer == COMPLEX
+  if is_complex:
+    dtype = 'complex64'
+    radius, angle = jax.random.uniform(jax.random.key(0), (2, size[-1]))
+    a = (0.9 + 0.099 * radius) * jnp.exp(2j * np.pi * angle)
+  else:
+    a = jax.nn.sigmoid(normal(0, size, dtype))
+  b = normal(1, size, dtype)
   share = RESETS.get(case.layer)
   reset = share and np.random.default_rng(0).random(size[:2]) < share
 
   def make(implementation, unused_dtype):
+    if implementation == baselines.LAX_ASSOCIATIVE:
+      return baselines.lax_associative_scan
     return lambda arrays: rnnzoo.linear_scan(
         arrays['a'],
         arrays['b'],
@@ -335,7 +347,8 @@ def _linear_scan(case: cases.Case) -> Problem:
         implementation=implementation,
     )
 
-  traffic = 3 * b.nbytes, 8 * b.nbytes
+  reads = (2, 5) if is_complex else (3, 8)
+  traffic = tuple(count * b.nbytes for count in reads)
   arguments = {'a': a, 'b': b}, normal(2, size, dtype)
   return Problem(case, arguments, make, traffic)
 

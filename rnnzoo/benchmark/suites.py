@@ -2,6 +2,7 @@
 
 'cells' has every layer, at shapes of tasks. 'linear' has recurrences without a
 product R h: their limit is the time to read the input gates and to write h.
+'complex' has one of complex numbers, and layers with such a memory or gates.
 'dense' has cells with a product R h in every step: their limit is the latency
 of a step, times T. 'stacks' has layers of a stack in turn and together,
 'devices' training steps of stacks on one device and on all, 'time_devices'
@@ -83,6 +84,8 @@ def _runs(implementation: str, case: cases.Case) -> bool:
     steps = [f'{cell}{problems.STEP}' for cell in baselines.FLAX_CELLS]
     return name in steps or (name, case.dtype) == ('ScannedRNN', F32)
   kind = case.layer, case.projection
+  if implementation == baselines.LAX_ASSOCIATIVE:
+    return case.layer == problems.COMPLEX
   if implementation in baselines.LAX_SCANS:
     return kind == ('LSTM', _GATES)
   return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
@@ -229,11 +232,15 @@ _INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
 _ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN'
 _ITERATED = [x for x in rnnzoo.LAYERS if x not in _ONE_PASS]
 
+# With a memory of complex numbers, or gates; the first three have A free of time.
+_GATED = 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN', 'CfC'
+
 # At these there is everything to compare with.
 _REFERENCE = ('12x64', '1x768')
 _OTHERS = [name for name in _WHOLE if name not in _REFERENCE]
 
 _KERNELS = ('pallas',)
+_ASSOCIATIVE = 'pallas', 'associative_scan', baselines.LAX_ASSOCIATIVE
 _SCANS = ['scan', *(name for name in problems.PATHS if name[:4] == 'Scan')]
 _KEEP = [name for name in problems.PATHS if name[:6] == 'Pallas']
 
@@ -332,6 +339,19 @@ SUITES: Mapping[str, Suite] = {
         ],
         timing.Timer(one_program=True),
         checks=cases.checks('linear'),
+    ),
+    'complex': Suite(
+        _SMALL
+        | _shapes('16x4096x512=16,4096,512,512 64x1024x256=64,1024,256,256')
+        | _shapes('1x65536x256=1,65536,256,256 4x17984x128=4,17984,128,128'),
+        [
+            Entry(['small'], [problems.COMPLEX, 'LRU'], _GATES),
+            Entry(['16x4096x512'], [problems.COMPLEX], _GATES),
+            Entry(['16x4096x512'], _GATED, _LAYER, (BF16,)),
+            Entry(None, [problems.COMPLEX], _GATES),
+        ],
+        timing.Timer(threads=os.cpu_count() or 1),
+        implementations=_ASSOCIATIVE,
     ),
     'dense': Suite(
         _shapes('small=4,12,16,16,2') | _WHOLE | _BY_BATCH | _MNIST_128,

@@ -1,0 +1,21 @@
+"""LRU, four layers, on permuted MNIST: 784 pixels in one fixed random order.
+
+Source: see configs/lru_pixel_smnist.py.
+
+Published: nothing.
+Measured: not yet.
+
+  python train.py --config=configs/lru_permuted_smnist.py
+"""
+
+import ml_collections
+
+from configs import lru_pixel_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = lru_pixel_smnist.get_config()
+  config.data.sequence = 'permuted'
+  config.model.features = 128
+  config.model.dropout_rate = 0.15
+  return config

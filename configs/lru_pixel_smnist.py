@@ -1,0 +1,27 @@
+"""LRU, four layers, on pixel-wise MNIST: 784 steps of one pixel.
+
+Source: Orvieto et al., 2023, LRU, section 4 and appendix C. The paper has six
+layers of 512; sizes and rates here are those of configs/s5_pixel_smnist.py.
+
+Published: 0.989.
+Measured: not yet.
+
+  python train.py --config=configs/lru_pixel_smnist.py
+"""
+
+import ml_collections
+
+from configs import s5_pixel_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = s5_pixel_smnist.get_config()
+  config.model.layer = 'LRU'
+  config.model.options.LRU = {
+      'state_features': 64,
+      'min_radius': 0.9,
+      'max_radius': 0.999,
+      'gated': True,
+  }
+  config.optimizer.learning_rate = 4e-3
+  return config

@@ -1,0 +1,23 @@
+"""S5, four layers, on permuted MNIST: 784 pixels in one fixed random order.
+
+Source: see configs/s5_pixel_smnist.py.
+
+Published: 0.9867.
+Measured: not yet.
+
+  python train.py --config=configs/s5_permuted_smnist.py
+"""
+
+import ml_collections
+
+from configs import s5_pixel_smnist
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = s5_pixel_smnist.get_config()
+  config.data.sequence = 'permuted'
+  config.model.features = 128
+  config.model.dropout_rate = 0.15
+  config.model.options.S5.num_blocks = 2
+  config.optimizer.learning_rate = 4e-3
+  return config
