@@ -350,7 +350,7 @@ SUITES: Mapping[str, Suite] = {
             Entry(['16x4096x512'], _GATED, _LAYER, (BF16,)),
             Entry(None, [problems.COMPLEX], _GATES),
         ],
-        timing.Timer(threads=os.cpu_count() or 1),
+        timing.Timer(one_program=True, threads=os.cpu_count() or 1),
         implementations=_ASSOCIATIVE,
     ),
     'dense': Suite(

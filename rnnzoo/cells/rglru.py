@@ -97,9 +97,9 @@ class Gates(nnx.Module):
     kernel = self.kernel[...].astype(x.dtype)
     heads = x.reshape(*x.shape[:-1], *kernel.shape[1:3])
     gates = [
-        products.contract('...nd,nde->...ne', heads, w, wide).reshape(x.shape)
-        for w in kernel
+        products.contract('...nd,nde->...ne', heads, w, x.dtype) for w in kernel
     ]
+    gates = [gate.reshape(x.shape).astype(wide) for gate in gates]
     if self.bias is not None:
       bias = self.bias[...].astype(wide)
       gates = [gate + b for gate, b in zip(gates, bias, strict=True)]

@@ -162,8 +162,8 @@ class CellParameters(sequence_layer.SequenceLayer):
     """
     if self.input_map is None:
       return call_lib.Dense(), self._weights(), x
-    gates = jnp.stack(self._mapped(x), axis=-2)
-    return call_lib.Given(), (), gates
+    gates = [gate.astype(self._dtype(x)) for gate in self._mapped(x)]
+    return call_lib.Given(), (), jnp.stack(gates, axis=-2)
 
   def _mapped(self, x: Array) -> cell_lib.Gates:
     """Returns the gates of `input_map`, or raises ValueError."""

@@ -71,16 +71,18 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
     wide, skip = promotion.wide(x.dtype), self.skip[...]
-    if skip.ndim == 1:
-      y = skip.astype(wide) * x.astype(wide)
-    else:
-      y = products.contract('...i,if->...f', x, skip.astype(x.dtype), wide)
+    parts = []
     for (index, factor), kernel in zip(
         self.parts, self.kernel[...], strict=True
     ):
-      kernel = kernel.astype(x.dtype)
-      part = products.contract('...s,sf->...f', h[index], kernel, wide)
-      y += factor * part
+      # A product adds to another one in the same kernel of cuBLAS.
+      kernel = (factor * kernel).astype(x.dtype)
+      parts.append(products.contract('...s,sf->...f', h[index], kernel, wide))
+    y = sum(parts[1:], parts[0])
+    if skip.ndim == 1:
+      y += skip.astype(wide) * x.astype(wide)
+    else:
+      y += products.contract('...i,if->...f', x, skip.astype(x.dtype), wide)
     if self.gate is None:
       return y
     u = jax.nn.gelu(y)
@@ -161,8 +163,8 @@ class GatedNorm(nnx.Module):
     state = jnp.concatenate(h, axis=-1).astype(wide)
     square = jnp.mean(state * state, axis=-1, keepdims=True)
     normed = state * jax.lax.rsqrt(square + 1e-5) * self.scale[...].astype(wide)
-    gate = products.contract('...i,is->...s', x, _like(self.gate, x), wide)
-    gated = (normed * jax.nn.silu(gate)).astype(x.dtype)
+    gate = products.contract('...i,is->...s', x, _like(self.gate, x), x.dtype)
+    gated = (normed * jax.nn.silu(gate.astype(wide))).astype(x.dtype)
     return products.contract(
         '...s,sf->...f', gated, _like(self.kernel, x), wide
     )
