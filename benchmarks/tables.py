@@ -83,7 +83,15 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/index.md': {'units_and_batch': times.units_and_batch},
     'docs/benchmarks/ladder.md': {'agru_ladder': times.agru_ladder},
     'docs/benchmarks/linear.md': {
-        'linear_h200': times.linear,
+        'linear_h200': functools.partial(
+            times.linear, 'linear_h200', 'associative_scan'
+        ),
+        'complex_h200': functools.partial(
+            times.linear,
+            'complex_h200',
+            'associative_scan',
+            'lax.associative_scan',
+        ),
         'lengths': paths.lengths,
     },
     'docs/benchmarks/memory.md': {

@@ -26,10 +26,19 @@ def cpu_peers() -> str:
   )
 
 
-def linear() -> str:
-  """The table of linear and diagonal recurrences on a GPU."""
-  rows = pivots.timed('linear_h200')
-  found = [row for row in rows if row['projection'] == 'without']
+def linear(name: str, *ways: str) -> str:
+  """The table of linear and diagonal recurrences on a GPU, beside other ways.
+
+  Each recurrence is there on given gates, else as a layer with its products.
+  """
+  rows = pivots.timed(name)
+  given = {row['layer'] for row in rows if row['projection'] == 'without'}
+  layers = {row['layer'] for row in rows} - given - {'projection'}
+  found = [
+      row
+      for row in rows
+      if row['projection'] == 'without' or row['layer'] in layers
+  ]
   index = 'layer', 'batch', 'time', 'features', 'dtype'
   items = pivots.pivot(found, index, none='')
   for item in items:
@@ -37,9 +46,9 @@ def linear() -> str:
   return pivots.sheet(
       found,
       'recurrence | batch x time x features | dtype | GPU kernel, ms (% of a'
-      " copy's bandwidth) | `associative_scan`, ms",
-      '`{layer}` | {batch} x {time} x {features} | {dtype} | {share} |'
-      ' {own[associative_scan]:.3f}',
+      " copy's bandwidth) | " + ' | '.join(f'`{way}`, ms' for way in ways),
+      '`{layer}` | {batch} x {time} x {features} | {dtype} | {share} | '
+      + ' | '.join(f'{{own[{way}]:.3f}}' for way in ways),
       items,
   )
 
