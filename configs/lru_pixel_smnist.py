@@ -4,7 +4,7 @@ Source: Orvieto et al., 2023, LRU, section 4 and appendix C. The paper has six
 layers of 512; sizes and rates here are those of configs/s5_pixel_smnist.py.
 
 Published: 0.989.
-Measured: not yet.
+Measured: 0.9927 (1 seed, H200, commit 1801276).
 
   python train.py --config=configs/lru_pixel_smnist.py
 """

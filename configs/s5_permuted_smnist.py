@@ -3,7 +3,7 @@
 Source: see configs/s5_pixel_smnist.py.
 
 Published: 0.9867.
-Measured: not yet.
+Measured: not yet. With a dropout of .3 it was 0.9790 (1 seed, H200, commit 1801276).
 
   python train.py --config=configs/s5_permuted_smnist.py
 """

@@ -4,7 +4,8 @@ Source: Smith et al., 2023, S5, appendix G: sizes, rates and dropout are the
 paper's. There the norm comes before a layer, and one linear map before all.
 
 Published: 0.9965.
-Measured: not yet.
+Measured: 0.9947 (1 seed, H200, commit 1801276). With twice the dropout 0.9944; after
+50 of the paper's 150 epochs.
 
   python train.py --config=configs/s5_pixel_smnist.py
 """
@@ -23,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.scaling = 'standard'
   config.data.validation_fraction = 0.05
   config.batch_size = 50
-  config.num_epochs = 100
+  config.num_epochs = 50
   config.monitor = 'validation_accuracy'
   config.early_stopping.patience = 0
   config.model.layer = 'S5'
