@@ -314,6 +314,7 @@ class Recurrent(SequenceModule):
   stop_recurrent_gradient: bool = False
   zoneout_rate: float | Sequence[float] = 0.0
   recurrent_dropout_rate: float = 0.0
+  recurrent_dropout_per_step: bool = False
   dtype: jax.typing.DTypeLike | None = None
   param_dtype: jax.typing.DTypeLike = jnp.float32
   implementation: selection.Implementation = None

@@ -94,6 +94,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       readout: Callable[[Array, Carry], Array] | None = None,
       zoneout_rate: float | Sequence[float] = 0.0,
       recurrent_dropout_rate: float = 0.0,
+      recurrent_dropout_per_step: bool = False,
       recurrent_gradient_clip: float | None = None,
       stop_recurrent_gradient: bool = False,
       dtype: jax.typing.DTypeLike | None = None,
@@ -142,6 +143,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       recurrent_dropout_rate: share of h that the recurrent kernel does not see
         in a call with `rngs`, by one mask a sequence (Gal and Ghahramani,
         2016).
+      recurrent_dropout_per_step: draw a mask of its own for each step.
       recurrent_gradient_clip: c > 0, against gradients that grow over time: in
         the backward pass, the cotangent that comes back through each product
         with the recurrent kernel is clipped elementwise to [-c, c] before it is
@@ -234,7 +236,9 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     if readout is not None:
       self.readout = readout
     self.cell = cell
-    self._regularise(zoneout_rate, recurrent_dropout_rate)
+    self._regularise(
+        zoneout_rate, recurrent_dropout_rate, recurrent_dropout_per_step
+    )
     self.in_features = in_features
     self.out_features = features
     self.num_heads = num_heads
@@ -362,6 +366,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         *masks,
     )
     flags, lengths = axes.flags, axes.lengths
+    per_step = self.recurrent_dropout_per_step
     return self._over_devices(
         lambda layer, given: layer._run(
             *given[:5], call, is_output, regularisation.Masks(*given[5:])
@@ -370,7 +375,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         axes,
         positions=(
             *(flags, axes.carry, flags, lengths, flags),
-            *(axes.gates, axes.carry),
+            *(axes.gates, axes.gates if per_step else axes.carry),
         ),
         out_positions=(axes.carry, axes.steps),
     )
@@ -428,10 +433,11 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
 
     rows = lambda c: c.reshape(batch, self.state_features)
     reset, mask = flat(reset), flat(mask)
-    zoneout, dropout = tuple(map(flat, masks.zoneout)), masks.dropout
-    masks = regularisation.Masks(
-        zoneout, None if dropout is None else rows(dropout)
-    )
+    dropout = masks.dropout
+    if dropout is not None:
+      per_step = self.recurrent_dropout_per_step
+      dropout = flat(dropout) if per_step else rows(dropout)
+    masks = regularisation.Masks(tuple(map(flat, masks.zoneout)), dropout)
     if seq_lengths is not None:
       valid = time_devices.steps(time, over) < seq_lengths.reshape(batch, 1)
       valid = valid.T if call.time_major else valid

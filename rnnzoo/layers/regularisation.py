@@ -38,7 +38,8 @@ class Masks(NamedTuple):
   Attributes:
     zoneout: [..., time, F] for each carry that has a rate; where true, the
       carry is held.
-    dropout: [..., F], or None; where true, the recurrent kernel sees h.
+    dropout: [..., F], or [..., time, F] with a mask for each step, or None;
+      where true, the recurrent kernel sees h.
   """
 
   zoneout: tuple[Array, ...] = ()
@@ -130,9 +131,11 @@ class Regularised(parameters.CellParameters):
   # checkpoints, that they always had.
   zoneout_rate: tuple[float, ...] | None = None
   recurrent_dropout_rate: float | None = None
+  recurrent_dropout_per_step: bool = False
 
-  def _regularise(self, zoneout: Any, dropout: Any) -> None:
+  def _regularise(self, zoneout: Any, dropout: Any, per_step: bool) -> None:
     """Checks both rates and keeps those that are not zero."""
+    settings.boolean(per_step, 'recurrent_dropout_per_step')
     rates = _zoneout_rates(self.cell, zoneout)
     settings.dropout_rate(dropout, 'recurrent_dropout_rate')
     if (any(rates) or dropout) and not self.cell.recurrent_gates:
@@ -145,6 +148,8 @@ class Regularised(parameters.CellParameters):
       self.zoneout_rate = rates
     if dropout:
       self.recurrent_dropout_rate = float(dropout)
+      if per_step:
+        self.recurrent_dropout_per_step = True
     if any(rates) or dropout:
       self.deterministic: bool | None = None
 
@@ -177,20 +182,24 @@ class Regularised(parameters.CellParameters):
     if time_major:
       time, batch = x.shape[0], x.shape[1:-1]
     shape = *batch, self.state_features
-    key, zoneout = rngs.dropout(), []
-    for i, rate in enumerate(self.zoneout_rate or ()):
-      if rate > 0:
-        # A key for each step: longer padding changes no mask.
-        own = jax.random.fold_in(key, i + 1)
-        keys = jax.vmap(lambda t, own=own: jax.random.fold_in(own, t))
-        draw = lambda k, rate=rate: jax.random.bernoulli(k, rate, shape)
-        mask = jax.vmap(draw)(keys(jnp.arange(time)))
-        zoneout.append(mask if time_major else jnp.moveaxis(mask, 0, -2))
-    dropout = None
-    if self.recurrent_dropout_rate is not None:
-      keep = 1 - self.recurrent_dropout_rate
-      dropout = jax.random.bernoulli(jax.random.fold_in(key, 0), keep, shape)
-    return Masks(tuple(zoneout), dropout)
+    key = rngs.dropout()
+
+    def draw(place: int, share: float, per_step: bool = True) -> Array:
+      own = jax.random.fold_in(key, place)
+      if not per_step:
+        return jax.random.bernoulli(own, share, shape)
+      # A key for each step: longer padding changes no mask.
+      of_step = lambda t: jax.random.fold_in(own, t)
+      step = lambda t: jax.random.bernoulli(of_step(t), share, shape)
+      mask = jax.vmap(step)(jnp.arange(time))
+      return mask if time_major else jnp.moveaxis(mask, 0, -2)
+
+    rates = enumerate(self.zoneout_rate or (), 1)
+    zoneout = tuple(draw(i, rate) for i, rate in rates if rate > 0)
+    if self.recurrent_dropout_rate is None:
+      return Masks(zoneout)
+    keep = 1 - self.recurrent_dropout_rate
+    return Masks(zoneout, draw(0, keep, self.recurrent_dropout_per_step))
 
   def _cell(self, masks: Masks = NONE) -> cell_lib.Cell:
     """Returns the cell that a run with these masks has."""
@@ -226,10 +235,17 @@ class Regularised(parameters.CellParameters):
     if rate is None or masks.dropout is None:
       first = lambda carry: carry
     else:
-      axis = 0 if call.time_major else 1
-      dropout = jnp.expand_dims(masks.dropout, axis)
-      gates.append(jnp.broadcast_to(dropout, gates[0].shape))
-      dropped = lambda h: drop(h, masks.dropout.astype(h.dtype), rate)
+      axis, start = (0 if call.time_major else 1), masks.dropout
+      if self.recurrent_dropout_per_step:
+        gates.append(masks.dropout)
+        # A carry before the first step has the mask of the first one.
+        start = jax.lax.index_in_dim(
+            masks.dropout, -1 if call.reverse else 0, axis, keepdims=False
+        )
+      else:
+        dropout = jnp.expand_dims(masks.dropout, axis)
+        gates.append(jnp.broadcast_to(dropout, gates[0].shape))
+      dropped = lambda h: drop(h, start.astype(h.dtype), rate)
       first = lambda carry: carry and (dropped(carry[0]), *carry)
       call = dataclasses.replace(call, outputs=call.outputs + 1)
     operands = operands._replace(

@@ -219,6 +219,7 @@ class Options(TypedDict, total=False):
   stop_recurrent_gradient: bool
   zoneout_rate: float | Sequence[float]
   recurrent_dropout_rate: float
+  recurrent_dropout_per_step: bool
   dtype: jax.typing.DTypeLike | None
   implementation: selection.Implementation
 

@@ -34,7 +34,7 @@ draw = lambda seed=1: nnx.Rngs(dropout=seed)
 BOTH = {'zoneout_rate': 0.3, 'recurrent_dropout_rate': 0.4}
 LAYERS = {
     'LSTM': BOTH | {'zoneout_rate': (0.2, 0.5)},
-    'GRU': BOTH,
+    'GRU': BOTH | {'recurrent_dropout_per_step': True},
     'AGRU': BOTH | {'learn_epsilon': False},
     'IndRNN': {'zoneout_rate': 0.3},
 }
@@ -77,14 +77,18 @@ def formula(equations, layer, masks, train):
   own = {k: np.asarray(v[...]) for k, v in layer.cell_params.items()}
   start = [np.asarray(c[...]) for c in layer.learned_carry]
   carry = [np.broadcast_to(c, (BATCH, FEATURES)) for c in start]
-  dropout = 1.0
+  keep = np.ones((BATCH, TIME, FEATURES))
   if train:
-    dropout = np.asarray(masks.dropout) / (1 - layer.recurrent_dropout_rate)
-  outputs = []
+    shared = (
+        masks.dropout if masks.dropout.ndim == 3 else masks.dropout[:, None]
+    )
+    keep = keep * np.asarray(shared) / (1 - layer.recurrent_dropout_rate)
+  dropout, outputs = keep[:, 0], []
   for t in range(TIME):
     valid = (t < lengths)[:, None]
     begins = reset[:, t, None] & valid
     old = [np.where(begins, s, c) for s, c in zip(start, carry, strict=True)]
+    dropout = np.where(begins, keep[:, 0], dropout)
     gates = [x[:, t] @ kernel[g] + bias[g] for g in range(len(kernel))]
     product = lambda gate, h: h @ recurrent[gate]
     new = equations(own, gates, product, dropout * old[0], *old)
@@ -93,6 +97,7 @@ def formula(equations, layer, masks, train):
       z = [np.asarray(mask)[:, t] for mask in masks.zoneout]
     new = [k * a + (1 - k) * b for k, a, b in zip(z, old, new, strict=True)]
     carry = [np.where(valid, a, b) for a, b in zip(new, old, strict=True)]
+    dropout = np.where(valid, keep[:, t], dropout)
     outputs.append(np.where(valid, new[0], 0))
   return np.stack(outputs, 1), carry
 
