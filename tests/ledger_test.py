@@ -12,9 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (44154, 188),
+    'rnnzoo': (44160, 188),
     'rnnzoo/benchmark': (3660, 17),
-    'rnnzoo/cells': (3400, 20),
+    'rnnzoo/cells': (3402, 20),
     'rnnzoo/command': (1175, 5),
     'rnnzoo/convert': (2260, 11),
     'rnnzoo/doors': (705, 3),
@@ -29,7 +29,7 @@ PLACES = {
     'pallas_kernels/mosaic': (2220, 13),
     'pallas_kernels/streaming': (2870, 9),
     'pallas_kernels/tiled': (4495, 16),
-    'tests': (38241, 177),
+    'tests': (38261, 177),
     'benchmarks': (2250, 11),
 }
 
