@@ -62,7 +62,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.data = ml_collections.ConfigDict()
 
   model = config.model = ml_collections.ConfigDict()
-  # The layer, a name in rnnzoo.LAYERS.
+  # The layer, a name in rnnzoo.LAYERS, or 'GriffinBlock'.
   model.layer = 'GRU'
   # Features of each layer.
   model.features = 128
@@ -98,7 +98,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Keyword arguments of the layers by name, as model.options.AGRU.gamma: those
   # of model.layer are used. Initialisers are named as in jax.nn.initializers.
   model.options = ml_collections.ConfigDict(
-      {name: {} for name in rnnzoo.LAYERS}
+      {name: {} for name in [*rnnzoo.LAYERS, 'GriffinBlock']}
   )
   # The same for the last layer only, where it differs.
   model.last_layer_options = model.options.copy_and_resolve_references()

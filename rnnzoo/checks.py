@@ -365,7 +365,9 @@ def array(given: Any, label: str) -> Array:
 def number(given: Any, label: str, *, or_complex: bool = False) -> None:
   """Raises ValueError unless an array holds real, or complex, numbers."""
   if not jnp.issubdtype(given.dtype, jnp.number):
-    raise ValueError(f'{label} must be real numbers, got {given.dtype}.')
+    kind = 'numbers' if or_complex else 'real numbers'
+    hint = f'; {label}.astype(jnp.float32) would work' * (given.dtype == bool)
+    raise ValueError(f'{label} must be {kind}, got {given.dtype}{hint}.')
   if jnp.issubdtype(given.dtype, jnp.complexfloating) and not or_complex:
     raise ValueError(
         f'{label} must be real, got {given.dtype}: complex numbers are not'

@@ -130,6 +130,11 @@ def _check_static(cell: cell_lib.Cell) -> None:
           f' or two; got recurrent_gates = {cell.recurrent_gates} and'
           f' carry_names = {cell.carry_names}.'
       )
+    if not isinstance(cell.reads_starts, bool):
+      raise ValueError(
+          f'{name}.reads_starts must be True or False, got'
+          f' {cell.reads_starts!r}.'
+      )
     if type(cell).update is not cell_lib.LinearCell.update:
       raise ValueError(
           f'{name} is a LinearCell with an update of its own, which no path'

@@ -33,7 +33,8 @@ def warn(message: str) -> None:
 def a(thing: type | str) -> str:
   """Returns the name of a class with its article: 'an LSTM', 'a GRU'."""
   name = thing if isinstance(thing, str) else thing.__name__
-  if name[1:2].isupper() or name.startswith('nd'):  # Spelt: LSTM, ndarray.
+  # Spelt: LSTM, S5, ndarray.
+  if name[1:2].isupper() or name[1:2].isdigit() or name.startswith('nd'):
     is_vowel = name[0].upper() in _SPOKEN_WITH_VOWEL
   else:
     is_vowel = name[:1].upper() in set('AEIOU') and not name.startswith('uint')
@@ -265,9 +266,9 @@ def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
   Args:
     options: options that the layer passes on, by name.
     layer: the layer's name.
-    *names: names of options that it sets itself.
+    *names: names of options that it sets itself, beside its cell.
   """
-  for name in names:
+  for name in ('cell', *names):
     if name in options:
       raise TypeError(
           f'{layer} has no argument {name!r}: it sets {name} itself;'

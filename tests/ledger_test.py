@@ -12,9 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (44095, 188),
+    'rnnzoo': (44160, 188),
     'rnnzoo/benchmark': (3660, 17),
-    'rnnzoo/cells': (3370, 20),
+    'rnnzoo/cells': (3402, 20),
     'rnnzoo/command': (1175, 5),
     'rnnzoo/convert': (2260, 11),
     'rnnzoo/doors': (705, 3),
@@ -22,14 +22,14 @@ PLACES = {
     'rnnzoo/inspect': (655, 3),
     'rnnzoo/layers': (4075, 14),
     'rnnzoo/models': (1470, 5),
-    'rnnzoo/tasks': (10815, 52),
+    'rnnzoo/tasks': (10816, 52),
     'rnnzoo/training': (5915, 22),
     'pallas_kernels': (16845, 63),
     'pallas_kernels/dense': (5290, 15),
     'pallas_kernels/mosaic': (2220, 13),
     'pallas_kernels/streaming': (2870, 9),
     'pallas_kernels/tiled': (4495, 16),
-    'tests': (38180, 177),
+    'tests': (38261, 177),
     'benchmarks': (2250, 11),
 }
 

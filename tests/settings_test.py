@@ -13,6 +13,7 @@ class ArticleTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.LSTM, 'an LSTM'),
       (rnnzoo.SLSTM, 'an SLSTM'),
+      (rnnzoo.S5, 'an S5'),
       (rnnzoo.GRU, 'a GRU'),
       (rnnzoo.IndRNN, 'an IndRNN'),
       (rnnzoo.MinGRU, 'a MinGRU'),

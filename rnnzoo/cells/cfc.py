@@ -7,6 +7,7 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import devices
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.engines import products
@@ -99,7 +100,8 @@ class TimedGates(nnx.Module):
 
   def __call__(self, x: Array) -> cell.Gates:
     bias = None if self.bias is None else self.bias[...]
-    gates = products.project((self.kernel[...], bias), x[..., :-1])
+    weights, x = devices.alike(((self.kernel[...], bias), x))
+    gates = products.project(weights, x[..., :-1])
     ts = jnp.broadcast_to(x[..., -1:], gates[0].shape)
     return *gates, ts.astype(gates[0].dtype)
 
@@ -171,6 +173,7 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'CfC', 'cell_params', 'input_map')
     settings.boolean(timespans, 'timespans')
     timespans = bool(timespans)
     made = CfCCell(mode, timespans)

@@ -87,6 +87,7 @@ class GriffinBlock(rows.RowLayer):
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
+    settings.positive(size, 'state_features')
     settings.positive(conv_width, 'conv_width')
     settings.within(conv_width, 'conv_width', least=2)
     initializers.check_rngs(rngs, 'params', required=True)

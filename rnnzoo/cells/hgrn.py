@@ -33,6 +33,9 @@ class HGRNCell(cell.LinearCell):
   lower_bound: float = 0.0
   input_gates = 2
 
+  def __post_init__(self):
+    settings.within(self.lower_bound, 'lower_bound', least=0, most=1 - 1e-6)
+
   def coefficients(self, params, x_gates):
     f, i = x_gates
     keep, write = _forget(self.lower_bound, params, f)
@@ -55,6 +58,9 @@ class ComplexHGRNCell(cell.LinearCell):
   carry_names = ('re', 'im')
   carry_type = lru.ComplexCarry
   param_names = ('theta',)
+
+  def __post_init__(self):
+    settings.within(self.lower_bound, 'lower_bound', least=0, most=1 - 1e-6)
 
   def coefficients(self, params, x_gates):
     f, *i = x_gates
@@ -136,6 +142,7 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
+    settings.set_by_layer(options, 'HGRN', 'cell_params', 'readout')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features

@@ -119,7 +119,8 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'LRU', 'kernel_init', 'bias_init')
+    own = 'kernel_init', 'bias_init', 'cell_params', 'readout'
+    settings.set_by_layer(options, 'LRU', *own)
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features

@@ -200,6 +200,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     checks.floating(param_dtype, 'param_dtype')
     given: dict[str, Any] = {}
     if projection is not None:
+      settings.set_by_layer(options, 'LSTM', 'readout', 'state_features')
       settings.positive(projection, 'projection')
       if num_heads != 1:
         raise ValueError(
@@ -225,6 +226,16 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         **given,
         **options,
     )
+    if projection is not None and self.recurrent_structure is not None:
+      kernel: Any = self.recurrent_kernel
+      try:
+        jax.eval_shape(self.recurrent_structure, kernel[...])
+      except (TypeError, ValueError) as error:
+        raise ValueError(
+            f'recurrent_structure cannot take the R of projection={projection},'
+            f' {kernel.shape}, which is not square: {error}'
+            ' Leaving recurrent_structure or projection out would work.'
+        ) from error
     if chrono_steps is not None:
       if self.bias is None:
         raise ValueError('chrono_steps needs use_bias=True.')

@@ -39,6 +39,9 @@ class RGLRUCell(cell.LinearCell):
   param_names = ('Lambda',)
   reads_starts = True
 
+  def __post_init__(self):
+    settings.boolean(self.signed, 'signed')
+
   def coefficients(self, params, x_gates):
     r, i, x, starts = x_gates
     large = params['Lambda']
@@ -169,7 +172,8 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'RGLRU', 'kernel_init', 'bias_init')
+    own = 'kernel_init', 'bias_init', 'cell_params', 'input_map'
+    settings.set_by_layer(options, 'RGLRU', *own, 'state_features')
     settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, has_kernel=True)
     settings.boolean(signed, 'signed')

@@ -16,6 +16,9 @@ from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
+# Rows of a matrix whose eigenvectors take minutes and gigabytes.
+_MOST_ROWS = 8192
+
 
 def _product(x, y):
   """Returns the product of complex numbers (re, im)."""
@@ -134,12 +137,19 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'S5', 'kernel_init', 'bias_init')
+    own = 'kernel_init', 'bias_init', 'cell_params', 'readout'
+    settings.set_by_layer(options, 'S5', *own)
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     settings.positive(num_blocks, 'num_blocks')
     size = features if state_features is None else state_features
     settings.positive(size, 'state_features')
+    if 2 * size > _MOST_ROWS * num_blocks:
+      raise ValueError(
+          f'num_blocks must be at least {-(-2 * size // _MOST_ROWS)} for'
+          f' state_features={size}, got {num_blocks}: a HiPPO matrix has'
+          f' 2 * state_features / num_blocks rows, {_MOST_ROWS} at most.'
+      )
     if size % num_blocks:
       raise ValueError(
           f'num_blocks must divide state_features={size}, got {num_blocks}.'

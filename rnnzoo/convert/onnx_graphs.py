@@ -15,6 +15,7 @@ from rnnzoo.cells import elman
 from rnnzoo.cells import gru
 from rnnzoo.cells import lstm
 from rnnzoo.convert import weights as weights_lib
+from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 from rnnzoo.layers import stack
@@ -111,12 +112,18 @@ def _levels(model: Any) -> list[list[Any]]:
   for part, level, backward in weights_lib.parts(layer):
     is_known = recurrent.is_plain(part) and type(part.cell) in _OPERATORS
     if is_other or not is_known:
-      got = layer if is_other else part
+      got = settings.a(type(layer if is_other else part))
+      if isinstance(part, recurrent.RecurrentLayer):
+        options = {
+            'peephole': isinstance(part.cell, lstm.PeepholeLSTMCell),
+            'projection': isinstance(part.readout, readouts.Projection),
+            'zoneout_rate': part.zoneout_rate,
+        }
+        got += ''.join(f' with {name}' for name in options if options[name])
       raise ValueError(
           'ONNX has operators for Elman, GRU, IndRNN and LSTM layers, and for'
-          ' Bidirectional and Stack of them; got'
-          f' {settings.a(type(got))}. jax.export writes any model'
-          ' (docs/serving.md).'
+          f' Bidirectional and Stack of them; got {got}. jax.export writes any'
+          ' model (docs/serving.md).'
       )
     weights_lib.check_structure(part)
     if not backward:

@@ -213,11 +213,6 @@ def check_layer(
   """
   # A subclass of a cell may have other equations.
   is_layer = isinstance(layer, recurrent.RecurrentLayer)
-  if is_layer and layer.zoneout_rate is not None:
-    raise ValueError(
-        f'zoneout_rate={layer.zoneout_rate} mixes states in evaluation too, for'
-        ' which the other library has no place; a layer without it would work.'
-    )
   if not is_layer or type(layer.cell) not in cells:
     names = [cell.__name__.removesuffix('Cell') for cell in cells]
     listed = ', '.join(names[:-1]) + ' and ' + names[-1]
@@ -331,6 +326,11 @@ def read(
     library: its name, for errors.
     has_biases: whether its cells have all biases, whatever the layer has.
   """
+  if layer.zoneout_rate is not None:
+    raise ValueError(
+        f'zoneout_rate={layer.zoneout_rate} mixes states in evaluation too, for'
+        f' which {library} has no place; a layer without it would work.'
+    )
   if layer.learned_carry:
     raise ValueError(
         f'{library} has no learned initial carry, and the'

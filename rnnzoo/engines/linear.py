@@ -88,8 +88,12 @@ def linear_scan(
   if h0 is None:
     h0 = jnp.zeros((*batch_shape, features), dtype)
   h0 = checks.array(h0, 'h0')
-  is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-  checks.number(h0, 'h0', or_complex=is_complex)
+  checks.number(h0, 'h0', or_complex=True)
+  if jnp.iscomplexobj(h0) and not jnp.issubdtype(dtype, jnp.complexfloating):
+    raise ValueError(
+        f'h0 must be real where a and b are, got {h0.dtype}; a complex b would'
+        ' work.'
+    )
   if h0.shape != (*batch_shape, features):
     raise ValueError(
         f'h0 must be [..., features] = {(*batch_shape, features)}, got'

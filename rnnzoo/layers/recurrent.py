@@ -273,7 +273,9 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     """
     batch_shape = checks.shape(batch_shape, 'batch_shape')
     settings.numbers_of((*batch_shape, self.state_features), 'The carry')
-    return self._named(self._initial_carry(batch_shape, self._state_dtype()))
+    carry = self._initial_carry(batch_shape, self._state_dtype())
+    # A learned one is no parameter's own array: a step may be given it to keep.
+    return self._named(tuple(map(jnp.copy, carry)))
 
   def unroll(
       self,

@@ -253,7 +253,7 @@ class CausalConvolution(nnx.Module):
     y = bias.astype(wide) + kernel[-1].astype(wide) * x.astype(wide)
     for k, past in enumerate(lagged, start=1):
       y += kernel[width - 1 - k].astype(wide) * past[:, :time].astype(wide)
-    newest_last = [past[:, time] for past in reversed(lagged)]
+    newest_last = [past[:, -1] for past in reversed(lagged)]
     return jnp.stack(newest_last, axis=1).astype(window.dtype), y.astype(
         x.dtype
     )

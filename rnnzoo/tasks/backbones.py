@@ -222,14 +222,15 @@ def _one_sentence(model: ml_collections.ConfigDict) -> Iterator[None]:
     raise ValueError(f'{model.layer} cannot be built: {error}') from error
 
 
-def find_layer(name: str) -> type[rnnzoo.RecurrentLayer]:
+def find_layer(name: str) -> sequence_layer.LayerFactory:
   """Returns the layer class of that name."""
-  if name in rnnzoo.LAYERS:
-    return rnnzoo.LAYERS[name]
-  hint = fields.did_you_mean(name, rnnzoo.LAYERS)
+  known: dict[str, Any] = {**rnnzoo.LAYERS, 'GriffinBlock': rnnzoo.GriffinBlock}
+  if name in known:
+    return known[name]
+  hint = fields.did_you_mean(name, known)
   raise ValueError(
       f'unknown layer {fields.shorten(name)}: {hint and f"{hint} "}known'
-      f' layers are {", ".join(rnnzoo.LAYERS)}; a layer of another project'
+      f' layers are {", ".join(known)}; a layer of another project'
       ' needs rnnzoo.register'
   )
 

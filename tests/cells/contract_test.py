@@ -118,6 +118,11 @@ BROKEN = {
         },
         'a LinearCell with an update of its own',
     ),
+    'starts': (
+        LINEAR
+        | {'reads_starts': 'yes', 'coefficients': lambda s, p, x: (x[0], x[0])},
+        "Bad.reads_starts must be True or False, got 'yes'",
+    ),
     'one_coefficient': (
         LINEAR | {'coefficients': lambda self, p, x: (x[0],)},
         r"tuple of 2 arrays, \('a', 'b'\)",
@@ -151,6 +156,15 @@ class ContractTest(parameterized.TestCase):
   def test_no_cell(self, cell, message):
     with self.assertRaisesRegex(ValueError, message):
       layer(cell)
+
+  @parameterized.parameters(
+      (rnnzoo.HGRNCell, 'a', 'lower_bound must be a finite number from 0'),
+      (rnnzoo.ComplexHGRNCell, 1.0, 'lower_bound must be .* got 1.0'),
+      (rnnzoo.RGLRUCell, 'a', "signed must be a bool, got 'a'"),
+  )
+  def test_setting(self, cell, value, message):
+    with self.assertRaisesRegex(ValueError, message):
+      cell(value)
 
   def test_unhashable_field(self):
 

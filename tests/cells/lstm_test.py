@@ -93,10 +93,18 @@ class LSTMTest(parameterized.TestCase):
       ({'projection': 0}, 'projection must be a positive int'),
       ({'projection': 2, 'num_heads': 2}, 'num_heads=1 would work'),
       ({'peephole': 1}, 'peephole must be a bool'),
+      (
+          {'projection': 2, 'recurrent_structure': lambda k: k + k.mT},
+          r'R of projection=2, \(4, 1, 2, 8\), which is not square',
+      ),
   )
   def test_refused(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0), **options)
+
+  def test_projection_makes_the_readout(self):
+    with self.assertRaisesRegex(TypeError, 'it sets readout itself'):
+      rnnzoo.LSTM(3, 8, projection=2, readout=None, rngs=nnx.Rngs(0))
 
 
 if __name__ == '__main__':

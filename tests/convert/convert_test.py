@@ -75,6 +75,16 @@ class ConvertTest(parameterized.TestCase):
     convert.from_torch(layer, arrays)
     self.assertEqual(float(layer.cell_params['recurrent_bias'].sum()), 0)
 
+  def test_zoneout_has_no_weights(self):
+    plain, layer = make(rnnzoo.GRU), make(rnnzoo.GRU, zoneout_rate=0.1)
+    for each in plain, layer:
+      convert.from_torch(each, torch_weights(12))
+    jax.tree.map(
+        np.testing.assert_array_equal, nnx.state(plain), nnx.state(layer)
+    )
+    with self.assertRaisesRegex(ValueError, 'for which torch has no place'):
+      convert.to_torch(layer)
+
   def test_keeps_param_dtype(self):
     layer = make(rnnzoo.LSTM, param_dtype='bfloat16')
     convert.from_torch(layer, torch_weights(16))

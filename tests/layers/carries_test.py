@@ -111,6 +111,11 @@ class CarriesTest(parameterized.TestCase):
     )
     self.assertIs(type(again), type(carry))
 
+  def test_a_learned_one_can_be_donated(self):
+    layer = rnnzoo.CfC(3, 4, learn_initial_carry=True, rngs=nnx.Rngs(0))
+    layer.initial_carry().h.delete()
+    np.testing.assert_array_equal(layer.initial_carry().h, np.zeros(4))
+
   @traced
   def test_layers_of_layers(self):
     stack = rnnzoo.Stack(rnnzoo.LSTM, 2, 4, num_layers=2, rngs=nnx.Rngs(0))

@@ -198,6 +198,10 @@ class SumsTest(parameterized.TestCase):
       {'norm': 'layer', 'residual': True},
       {'learn_initial_carry': True},
       {'layer': rnnzoo.MinGRU, 'num_layers': 1},
+      {
+          'layer': functools.partial(rnnzoo.CfC, timespans=True),
+          'num_layers': 1,
+      },
   )
   def test_stacks(self, **options):
     self.assertCountEqual(*self.sums(self.stack(**options)))

@@ -84,6 +84,11 @@ class ConstructorTest(parameterized.TestCase):
       ),
       ('SLSTM', {'block_index': 2}, r'\[0, num_blocks\).*=2 and num_blocks=1'),
       ('IRevRNN', {'inner_steps': 2**31}, 'up to 1000'),
+      (
+          'S5',
+          {'state_features': 10**5},
+          'num_blocks must be at least 25 .*t 1:',
+      ),
   )
   def test_option(self, layer, options, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -95,6 +100,13 @@ class ConstructorTest(parameterized.TestCase):
       ('AntisymmetricRNN', 'recurrent_structure'),
       ('SLSTM', 'bias_init'),
       ('GRU', 'cell_params'),
+      ('LRU', 'readout'),
+      ('S5', 'cell_params'),
+      ('LinOSS', 'readout'),
+      ('RGLRU', 'input_map'),
+      ('HGRN', 'readout'),
+      ('CfC', 'input_map'),
+      *((name, 'cell') for name in rnnzoo.LAYERS),
   )
   def test_option_that_the_layer_sets(self, layer, option):
     message = f"{layer} has no argument '{option}': it sets .* itself"
@@ -418,6 +430,8 @@ class FunctionsTest(parameterized.TestCase):
       ({'a': h[0], 'b': h[0]}, r'\[..., time, features\], .* got .*\(4,\)'),
       ({'h0': x}, r'h0 .* = \(2, 3\), got \(2, 5, 3\)'),
       ({'reset': np.zeros((5, 2), bool)}, r'\(2, 5\), got \(5, 2\)'),
+      ({'a': x > 0}, r'^a must be numbers, got bool; a.astype\('),
+      ({'h0': 1j * x[:, 0]}, 'h0 must be real where a and b are, .* complex b'),
   )
   def test_linear_scan(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):

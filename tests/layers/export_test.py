@@ -34,6 +34,7 @@ COMPOSED = {
     'Bidirectional': lambda: rnnzoo.Bidirectional(
         rnnzoo.MinGRU, IN, FEATURES, rngs=nnx.Rngs(0)
     ),
+    'GriffinBlock': lambda: rnnzoo.GriffinBlock(IN, FEATURES, rngs=nnx.Rngs(0)),
     'SequenceClassifier': lambda: models.SequenceClassifier(
         random_layers.make('Elman', IN, FEATURES), 2, rngs=nnx.Rngs(0)
     ),

@@ -154,6 +154,8 @@ class GriffinBlockTest(parameterized.TestCase):
       convert.to_recurrentgemma(signed)
     with self.assertRaisesRegex(ValueError, 'conv_width'):
       make(conv_width=1)
+    with self.assertRaisesRegex(ValueError, 'state_features must be .* got 0'):
+      rnnzoo.GriffinBlock(3, 4, state_features=0, rngs=nnx.Rngs(0))
     carry = jnp.zeros((BATCH, STATE)), jnp.zeros((BATCH, 2, STATE))
     for wrong in (carry, carry[:1], None):
       with self.assertRaisesRegex(ValueError, 'carry'):

@@ -170,7 +170,17 @@ class ConfigsTest(parameterized.TestCase):
   def test_options_of_every_layer_can_be_set(self):
     config = load_config('base')
     for field in ('options', 'last_layer_options'):
-      self.assertCountEqual(config.model[field], rnnzoo.LAYERS)
+      known = [*rnnzoo.LAYERS, 'GriffinBlock']
+      self.assertCountEqual(config.model[field], known)
+
+  def test_griffin_block(self):
+    config = load_config('base')
+    config.model.update(layer='GriffinBlock', features=4, num_layers=2)
+    config.model.options.GriffinBlock.num_heads = 2
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    for block in nnx.eval_shape(make).layers:
+      self.assertIsInstance(block, rnnzoo.GriffinBlock)
+      self.assertEqual(block.recurrence.input_map.kernel.shape, (2, 2, 2, 2))
 
   def test_options_reach_every_layer_of_a_stack(self):
     config = load_config('irevrnn_smnist')

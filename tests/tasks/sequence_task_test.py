@@ -314,9 +314,10 @@ class ChecksTest(absltest.TestCase):
 
 class SequenceTaskTest(parameterized.TestCase):
 
-  def task(self, kind='classes', every_step=False, standardize=True):
+  def task(self, kind='classes', every_step=False, standardize=True, **model):
     config = base_sequences.get_config()
     config.model.update(layer='MinGRU', features=3)
+    config.model.update(model)
     config.data.standardize = standardize
     if kind == 'classes':
       answer, shape, make = answers.Classes('abc'), (), np.int32
@@ -381,6 +382,14 @@ class SequenceTaskTest(parameterized.TestCase):
         plain.evaluate(sums, {**test, 'x': by_hand}).losses,
         rtol=1e-5,
     )
+
+  def test_timespans_stay(self):
+    cfc = {'layer': 'CfC', 'options': {'CfC': {'timespans': True}}}
+    plain, timed = self.task(), self.task(**cfc)
+    x = plain.splits['test']['x']
+    want = np.concatenate([plain._standardized(x)[..., :-1], x[..., -1:]], -1)
+    np.testing.assert_array_equal(timed._standardized(x), want)
+    self.assertEqual(plain.shift.shape, timed.shift.shape)
 
   def test_missing_is_the_mean(self):
     task = self.task(standardize=False)

@@ -219,19 +219,20 @@ def _prefixes(solve, a: Any, b: Vector, reverse: bool) -> tuple[Any, Vector]:
     start = linear_maps.identity(a, one, zero), (zero,) * len(b)
     return lax.scan(step, start, (a, b), reverse=reverse)[1]
   if export.is_symbolic_dim(b[0].shape[0]):
-    name, other = 'associative_scan', 'scan'
     raise NotImplementedError(
-        f'implementation={name!r} needs a number of steps that is known, got'
-        f' {b[0].shape[0]}: its rounds depend on it. The batch may be symbolic.'
-        f' implementation={other!r} works.'
+        "implementation='associative_scan' needs a number of steps that is"
+        f' known, got {b[0].shape[0]}: its rounds depend on it. The batch may'
+        " be symbolic. implementation='scan' works."
     )
-  return lax.associative_scan(compose, (a, b), reverse=reverse)
+  # Else XLA on CPUs composes a map anew in each later round that reads it.
+  keep = lax.optimization_barrier if on_cpu() else tuple
+  once = lambda *maps: keep(compose(*maps))
+  return lax.associative_scan(once, (a, b), reverse=reverse)
 
 
 def compose(first, second):
   """Returns the map (A, b) of two, of which `first` acts first."""
-  a1, b1 = first
-  a2, b2 = second
+  (a1, b1), (a2, b2) = first, second
   # After many steps A may have overflowed where b is 0.
   return _product(a2, a1), linear_maps.add(
       linear_maps.times(a2, b1, _both_beside), b2

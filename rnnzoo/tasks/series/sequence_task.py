@@ -9,6 +9,7 @@ Dimensions: N sequences of a split, B batch, T time, F columns.
 from collections.abc import Mapping
 from typing import Any
 
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -90,6 +91,11 @@ class SequenceTask(protocol.ConfigTask):
       given = train.x, train.valid()
       self.shift = sequence_arrays.shift_of(*given)
       statistics = sequence_arrays.standardization(*given, self.shift)
+      make = lambda: backbones.build(self._model, columns, nnx.Rngs(0))
+      made: Any = nnx.eval_shape(make)
+      if made.layers[0].reads_timespans:
+        # They stay as they are: shifted, times would be negative.
+        self.shift[-1], statistics[0][-1], statistics[1][-1] = 0, 0, 1
     self._mean, self._deviation = statistics
     lost: dict[str, Any] = {'': 0, ' of y': 0}
 
