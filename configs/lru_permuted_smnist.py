@@ -1,6 +1,6 @@
 """LRU, four layers, on permuted MNIST: 784 pixels in one fixed random order.
 
-Source: see configs/lru_pixel_smnist.py.
+Source: Orvieto et al., 2023; see configs/lru_pixel_smnist.py.
 
 Published: nothing.
 Measured: not yet. With a dropout of .3 and gradients clipped to a norm of 1 it was

@@ -12,25 +12,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (44160, 188),
-    'rnnzoo/benchmark': (3660, 17),
+    'rnnzoo': (44325, 188),
+    'rnnzoo/benchmark': (3700, 17),
     'rnnzoo/cells': (3402, 20),
     'rnnzoo/command': (1175, 5),
-    'rnnzoo/convert': (2260, 11),
+    'rnnzoo/convert': (2265, 11),
     'rnnzoo/doors': (705, 3),
     'rnnzoo/engines': (7965, 29),
     'rnnzoo/inspect': (655, 3),
-    'rnnzoo/layers': (4075, 14),
-    'rnnzoo/models': (1470, 5),
-    'rnnzoo/tasks': (10816, 52),
+    'rnnzoo/layers': (4095, 14),
+    'rnnzoo/models': (1525, 5),
+    'rnnzoo/tasks': (10835, 52),
     'rnnzoo/training': (5915, 22),
-    'pallas_kernels': (16845, 63),
+    'pallas_kernels': (16875, 63),
     'pallas_kernels/dense': (5290, 15),
-    'pallas_kernels/mosaic': (2220, 13),
+    'pallas_kernels/mosaic': (2245, 13),
     'pallas_kernels/streaming': (2870, 9),
     'pallas_kernels/tiled': (4495, 16),
-    'tests': (38261, 177),
-    'benchmarks': (2250, 11),
+    'tests': (38305, 177),
+    'benchmarks': (2260, 11),
 }
 
 # The most lines of a file, and files that are still longer.
