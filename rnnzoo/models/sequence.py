@@ -1,5 +1,6 @@
 """Models over any layer; no cell is named here."""
 
+import functools
 from typing import Any
 
 from flax import nnx
@@ -75,7 +76,12 @@ class SequenceModel(nnx.Module):
         must not, or another argument is not valid.
     """
     settings.boolean(every_step, 'every_step')
-    settings.choice(pooling, POOLINGS[: 1 if every_step else 2], 'pooling')
+    settings.choice(pooling, POOLINGS, 'pooling')
+    if every_step and pooling != 'last':
+      raise ValueError(
+          f'pooling={pooling!r} makes one answer of a sequence, and'
+          ' every_step=True one after every step; one of them would work.'
+      )
     self.pooling = pooling
     reads_all = every_step or pooling == 'mean'
     _check_backbone(backbone, reads_all, type(self).__name__)
@@ -162,7 +168,11 @@ class SequenceModel(nnx.Module):
     carry = self.backbone.initial_carry(batch_shape)
     if self.pooling == 'last':
       return carry
-    total = jnp.zeros((*batch_shape, self.backbone.out_features), jnp.float32)
+    # As wide as the memory.
+    dtype = functools.reduce(
+        promotion.both, [c.dtype for c in jax.tree.leaves(carry)]
+    )
+    total = jnp.zeros((*batch_shape, self.backbone.out_features), dtype)
     return carry, total, jnp.zeros(batch_shape, jnp.int32)
 
   def step(
