@@ -3,8 +3,8 @@
 Source: Orvieto et al., 2023; see configs/lru_pixel_smnist.py.
 
 Published: nothing.
-Measured: not yet. With a dropout of .3 and gradients clipped to a norm of 1 it was
-0.9685 (1 seed, H200, commit 1801276).
+Measured: not yet. With a dropout of .3 and gradients clipped to a norm of 1 it
+was 0.9685 (1 seed, H200, commit 1801276).
 
   python train.py --config=configs/lru_permuted_smnist.py
 """

@@ -3,7 +3,8 @@
 Source: Smith et al., 2023; see configs/s5_pixel_smnist.py.
 
 Published: 0.9867.
-Measured: not yet. With a dropout of .3 it was 0.9790 (1 seed, H200, commit 1801276).
+Measured: not yet. With a dropout of .3 it was 0.9790 (1 seed, H200, commit
+1801276).
 
   python train.py --config=configs/s5_permuted_smnist.py
 """

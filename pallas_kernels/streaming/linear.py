@@ -380,7 +380,6 @@ def _pairs(
     restart: h after a reset, or None without flags.
     d_restart: its cotangent so far.
   """
-
   outer = cells.traced_once(linear_maps.outer)
 
   def without():

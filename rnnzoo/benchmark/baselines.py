@@ -64,7 +64,7 @@ def lax_scan(unroll: int, arrays: Any) -> jax.Array:
 
 
 def lax_associative_scan(arrays: Any) -> jax.Array:
-  """h' = a h + b on given a [F] and b, by composing pairs (a, b)."""
+  """H' = a h + b on given a [F] and b, by composing pairs (a, b)."""
   a, b = arrays['a'], arrays['b']
   compose = lambda x, y: (y[0] * x[0], y[0] * x[1] + y[1])
   pairs = jnp.broadcast_to(a, b.shape), b

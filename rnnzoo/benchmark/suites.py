@@ -232,7 +232,7 @@ _INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
 _ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN'
 _ITERATED = [x for x in rnnzoo.LAYERS if x not in _ONE_PASS]
 
-# With a memory of complex numbers, or gates; the first three have A free of time.
+# A memory of complex numbers, or gates; the first three have A free of time.
 _GATED = 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN', 'CfC'
 
 # At these there is everything to compare with.
