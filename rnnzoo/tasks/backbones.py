@@ -100,6 +100,7 @@ def build(
     in_features: int,
     rngs: nnx.Rngs,
     stack: Callable[..., sequence_layer.SequenceLayer] | None = None,
+    have_timespans: bool = False,
 ) -> sequence_layer.SequenceLayer:
   """Returns a stack of layers.
 
@@ -111,6 +112,7 @@ def build(
     rngs: the source of parameters.
     stack: function with `rnnzoo.Stack`'s arguments that makes it; None for
       `Stack`, or for `rnnzoo.DenseStack` where `config.model.dense` is set.
+    have_timespans: whether the last feature may be the time between steps.
   """
   layer = find_layer(model.layer)
   options = _layer_options(model, 'options')
@@ -139,6 +141,14 @@ def build(
         dtype=find_dtype(model),
         implementation=model.implementation,
         rngs=rngs,
+    )
+  levels = getattr(made, 'layers', ())  # A language model has blocks.
+  reads = any(level.reads_timespans for level in levels)
+  if reads and not have_timespans:
+    raise ValueError(
+        f'{model.layer} reads the time between steps from the last feature, and'
+        ' this task has something else there;'
+        f' config.model.options.{model.layer}.timespans=False would work'
     )
   # A level adds its input to its output where they are equally large.
   if model.residual and not any(

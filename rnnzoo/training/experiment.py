@@ -5,6 +5,7 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
+import functools
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -314,9 +315,8 @@ def _check_layers(config: ml_collections.ConfigDict) -> None:
   # Whether dropout has an effect depends on the task's model.
   model.dropout_rate = 0.0
   # How many features the inputs have, the data say.
-  jax.eval_shape(
-      lambda: nnx.state(backbones.build(model, model.features, nnx.Rngs(0)))
-  )
+  build = functools.partial(backbones.build, model, have_timespans=True)
+  jax.eval_shape(lambda: nnx.state(build(model.features, nnx.Rngs(0))))
 
 
 def _check_seeds(

@@ -302,6 +302,13 @@ class ConfigsTest(parameterized.TestCase):
     with self.assertNoLogs('absl', 'WARNING'):
       nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0)))
 
+  def test_timespans_that_no_task_has(self):
+    config = load_config('cfc_smnist')
+    config.model.options.CfC.timespans = True
+    make = lambda: backbones.build(config.model, 3, nnx.Rngs(0))
+    with self.assertRaisesRegex(ValueError, 'timespans=False would work'):
+      nnx.eval_shape(make)
+
   def test_momentum_reaches_every_level(self):
     config = load_config('base')
     config.model.update(num_layers=2, norm='batch')

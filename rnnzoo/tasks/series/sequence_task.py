@@ -91,7 +91,7 @@ class SequenceTask(protocol.ConfigTask):
       given = train.x, train.valid()
       self.shift = sequence_arrays.shift_of(*given)
       statistics = sequence_arrays.standardization(*given, self.shift)
-      make = lambda: backbones.build(self._model, columns, nnx.Rngs(0))
+      make = lambda: self._backbone(columns, nnx.Rngs(0))
       made: Any = nnx.eval_shape(make)
       if made.layers[0].reads_timespans:
         # They stay as they are: shifted, times would be negative.
@@ -175,8 +175,11 @@ class SequenceTask(protocol.ConfigTask):
     self._have_missing = described['have_missing']
     self._are_ragged = described['are_ragged']
 
+  def _backbone(self, columns: int, rngs: nnx.Rngs) -> Any:
+    return backbones.build(self._model, columns, rngs, have_timespans=True)
+
   def build_model(self, rngs) -> models.SequenceModel:
-    backbone = backbones.build(self._model, len(self._mean), rngs)
+    backbone = self._backbone(len(self._mean), rngs)
     return models.SequenceModel(
         backbone,
         self.answers.out_features,
