@@ -75,7 +75,6 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
     types.MappingProxyType(
         {
             'adding': adding.AddingProblem,
-            'characters': language.Text,  # The name in earlier runs.
             'cifar': cifar.SequentialCifar,
             'copying': copying.CopyMemory,
             'forecasting': forecasting.Forecasting,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import datetime
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -312,8 +311,7 @@ def _digest(content: Mapping[str, Any]) -> str:
   """Returns a digest of the fields that say something about the result."""
   flat = flatten(content)
   ignored = set(NOT_COMPARED)
-  # A run from before `init_from` has it in the digests of its checkpoints.
-  if flat.get('optimizer.schedule') != 'cosine' and 'init_from' in flat:
+  if flat.get('optimizer.schedule') != 'cosine':
     ignored.add('num_epochs')
   return files.digest({k: v for k, v in flat.items() if k not in ignored})
 
@@ -329,15 +327,14 @@ def check_same(
   `dataset` is the name of the data set; None is not compared. Fields that only
   say how models are tested may differ for the mode 'evaluate'.
   """
-  stored = flatten(files.read_json(path / 'config.json', dict))
-  there = _as_now(stored)
-  here = _as_now(flatten(as_json(config)))
+  there = flatten(files.read_json(path / 'config.json', dict))
+  here = flatten(as_json(config))
   if dataset is not None:
     there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
   is_fixed = here.get('optimizer.schedule') == 'cosine'
-  if mode == 'train' and not is_fixed and 'init_from' in stored:
+  if mode == 'train' and not is_fixed:
     ignored.add('num_epochs')
   if mode == 'evaluate':
     ignored.update(of_tests(here['task']))
@@ -348,8 +345,6 @@ def check_same(
     )
     if is_fixed and 'num_epochs' in text:
       text += "; by schedule 'cosine' the rate of every step depends on it"
-    elif 'num_epochs' in text:
-      text += '; checkpoints of an earlier rnnzoo are of one number'
     if mode != 'train':
       remedy = (
           'pass the flags that it was trained with, or take its own config, by'
@@ -358,23 +353,6 @@ def check_same(
     raise ValueError(
         f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )
-
-
-# Fields that configs of earlier runs lack, by task, and their values there; a
-# list stands for a tuple, as in JSON.
-_NEW_FIELDS: Mapping[str, Mapping[str, Any]] = {
-    '': {'init_from': '', 'init_exclude': '', 'optimizer.rate_factors': []},
-    'sequences': {'data.head': 'point'},
-    'text': {'data.tokens': 'characters', 'data.vocabulary_size': None},
-    'time_series': {'data.head': 'point', 'data.kind': 'classification'},
-}
-
-
-def _as_now(flat: dict[str, Any]) -> dict[str, Any]:
-  """Returns the fields of a config, of an earlier run too, as they are now."""
-  task = flat.get('task', '')
-  task = 'text' if task == 'characters' else task
-  return {**_NEW_FIELDS[''], **_NEW_FIELDS.get(task, {}), **flat, 'task': task}
 
 
 def check_data(
@@ -408,16 +386,8 @@ def read(
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
   contents = {name: _read_listed(path, run, name) for name in run['files']}
-  config = ml_collections.ConfigDict(_with_tuples(contents['config.json']))
-  there = flatten(contents['config.json'])
-  for name, value in _as_now(there).items():
-    *sections, field = name.split('.')
-    section = functools.reduce(
-        lambda part, key: part.get(key), sections, config
-    )
-    if section is not None and (name not in there or field == 'task'):
-      section[field] = _with_tuples(value)
-  return config, run
+  config = _with_tuples(contents['config.json'])
+  return ml_collections.ConfigDict(config), run
 
 
 def _with_tuples(tree: Any) -> Any:

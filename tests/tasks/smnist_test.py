@@ -407,12 +407,7 @@ class SequentialMnistTest(parameterized.TestCase):
     described = json.loads(json.dumps(task.describe()))
     images = smnist.SequentialMnist(digits_config()).splits['test']['inputs']
     want = task.splits['test']['inputs'][:3]
-    before = {k: v for k, v in described.items() if k != 'image'}
-    for restored in (
-        task,
-        task.restore(config, described),
-        task.restore(config, before),  # Of earlier versions.
-    ):
+    for restored in (task, task.restore(config, described)):
       for given in (want, images[:3], images[:3].astype(np.int64)):
         found = restored.check_inputs(given)
         np.testing.assert_array_equal(found, want)

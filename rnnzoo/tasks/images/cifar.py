@@ -43,7 +43,6 @@ class SequentialCifar(smnist.SequentialImages):
       'num_steps': fields.integer(1, 10**6),
       'noise_seed': fields.seed(),
   }
-  shapes = cifar_files.SHAPES
 
   def _load(self):
     data = self._data

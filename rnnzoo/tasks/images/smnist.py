@@ -57,11 +57,9 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
     class_names: names of classes.
-    shapes: the shape of an image, by its greatest value.
   """
 
   model_rules = classification.RULES
-  shapes: Mapping[int, tuple[int, ...]]
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
@@ -125,7 +123,7 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
   def _restore(self, described):
     self.class_names = tuple(described.get('class_names', '0123456789'))
     self._white = described['white']
-    self._image = tuple(described.get('image', self.shapes[self._white]))
+    self._image = tuple(described['image'])
     self._shift, self._scale = described['shift'], described['scale']
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
@@ -184,7 +182,6 @@ class SequentialMnist(SequentialImages):
       'source': fields.one_of(mnist.SOURCES),
       'sequence': fields.one_of(SEQUENCES),
   }
-  shapes = mnist.SHAPES
 
   def _load(self):
     return mnist.load(self._data)

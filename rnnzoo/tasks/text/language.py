@@ -111,9 +111,7 @@ class Text(protocol.ConfigTask):
     self._set_up(config)
     data, context = config.data, config.data.context
     self.dataset, texts = _read_parts(data, self._kind)
-    self.tokens = tokens_lib.make(
-        self._kind, texts, data.get('vocabulary_size')
-    )
+    self.tokens = tokens_lib.make(self._kind, texts, data.vocabulary_size)
     train, validation, test = parts = list(map(self.tokens.encode, texts))
     sizes = list(map(len, parts))
     if sizes[0] <= context or min(sizes) < 2 or max(sizes) > MAX_TOKENS:
@@ -139,7 +137,7 @@ class Text(protocol.ConfigTask):
     data, old = config.data, {*config.data, *_OLD_FIELDS}
     self.rules = {n: rule for n, rule in _DATA_RULES.items() if n in old}
     super()._set_up(config)
-    self._kind = data.get('tokens', 'characters')
+    self._kind = data.tokens
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
     if self._kind in tokens_lib.SUBWORDS:
