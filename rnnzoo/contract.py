@@ -123,6 +123,28 @@ def _check_static(cell: cell_lib.Cell) -> None:
         f' {cell.carry_names}, which are its carry_names, got'
         f' {cell.carry_type!r} with the fields {fields}.'
     )
+  _check_kind(cell, name)
+  settings = getattr(type(cell), '__dataclass_params__', None)
+  is_frozen = settings.frozen if settings else not vars(cell)
+  if not is_frozen:
+    raise ValueError(
+        f'{name} must be a frozen dataclass, so that it can be the static'
+        ' argument of a compiled function: decorate it with'
+        ' @dataclasses.dataclass(frozen=True).'
+    )
+  try:
+    hash(cell)
+  except TypeError as error:
+    fields = list(vars(cell))
+    raise ValueError(
+        f'{name} must be hashable, since it is the static argument of a'
+        f' compiled function; its fields {fields} hold something that is not:'
+        f' {error}.'
+    ) from error
+
+
+def _check_kind(cell: cell_lib.Cell, name: str) -> None:
+  """Raises ValueError for a linear or two-stage cell that is none."""
   if isinstance(cell, cell_lib.LinearCell):
     if cell.recurrent_gates or len(cell.carry_names) > 2:
       raise ValueError(
@@ -148,23 +170,6 @@ def _check_static(cell: cell_lib.Cell) -> None:
         ' last one multiplies the operand, and those before it make the'
         f' operand; got recurrent_gates = {cell.recurrent_gates}.'
     )
-  settings = getattr(type(cell), '__dataclass_params__', None)
-  is_frozen = settings.frozen if settings else not vars(cell)
-  if not is_frozen:
-    raise ValueError(
-        f'{name} must be a frozen dataclass, so that it can be the static'
-        ' argument of a compiled function: decorate it with'
-        ' @dataclasses.dataclass(frozen=True).'
-    )
-  try:
-    hash(cell)
-  except TypeError as error:
-    fields = list(vars(cell))
-    raise ValueError(
-        f'{name} must be hashable, since it is the static argument of a'
-        f' compiled function; its fields {fields} hold something that is not:'
-        f' {error}.'
-    ) from error
 
 
 @functools.cache

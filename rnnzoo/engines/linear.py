@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,37 +69,11 @@ def linear_scan(
     ValueError: an argument has the wrong shape or dtype.
     NotImplementedError: the implementation named cannot run this.
   """
-  a, b = checks.array(a, 'a'), checks.array(b, 'b')
-  if b.ndim < 2 or a.shape not in (b.shape, b.shape[-1:]):
-    raise ValueError(
-        'b must be [..., time, features], and a the same or [features]; got'
-        f' shapes {b.shape} and {a.shape}.'
-    )
-  is_free = a.ndim == 1
-  checks.number(a, 'a', or_complex=True)
-  checks.number(b, 'b', or_complex=True)
+  a, b, h0, reset, out_dtype = _checked(a, b, h0, reset)
   settings.boolean(reverse, 'reverse')
   over = settings.axis_names(time_axis_name, 'time_axis_name')
-  out_dtype = jnp.result_type(a, b)
-  if not jnp.issubdtype(out_dtype, jnp.inexact):
-    raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
+  is_free = a.ndim == 1
   *batch_shape, time, features = b.shape
-  reset = checks.flags(reset, b.shape[:-1], 'reset')
-  dtype = promotion.wide(out_dtype)
-  if h0 is None:
-    h0 = jnp.zeros((*batch_shape, features), dtype)
-  h0 = checks.array(h0, 'h0')
-  checks.number(h0, 'h0', or_complex=True)
-  if jnp.iscomplexobj(h0) and not jnp.issubdtype(dtype, jnp.complexfloating):
-    raise ValueError(
-        f'h0 must be real where a and b are, got {h0.dtype}; a complex b would'
-        ' work.'
-    )
-  if h0.shape != (*batch_shape, features):
-    raise ValueError(
-        f'h0 must be [..., features] = {(*batch_shape, features)}, got'
-        f' {h0.shape}.'
-    )
   given = a, b, h0, reset
   time_devices.check_names(over, given)
   if sharding.is_sharded(given):
@@ -120,7 +95,7 @@ def linear_scan(
         out_positions=axes.steps,
         over=names,
     )
-  a, b, h0 = devices.alike([a, b, h0.astype(dtype)])
+  a, b, h0 = devices.alike([a, b, h0])
   if time == 0:
     return b.astype(out_dtype)
   shape, batch = b.shape, math.prod(batch_shape)
@@ -146,6 +121,39 @@ def linear_scan(
   )
   h = choice((a, b, h0, reset), b.shape)
   return h.reshape(shape).astype(out_dtype)
+
+
+def _checked(a, b, h0, reset) -> tuple[Any, ...]:
+  """Returns the arguments as arrays, and the dtype of the result."""
+  a, b = checks.array(a, 'a'), checks.array(b, 'b')
+  if b.ndim < 2 or a.shape not in (b.shape, b.shape[-1:]):
+    raise ValueError(
+        'b must be [..., time, features], and a the same or [features]; got'
+        f' shapes {b.shape} and {a.shape}.'
+    )
+  checks.number(a, 'a', or_complex=True)
+  checks.number(b, 'b', or_complex=True)
+  out_dtype = jnp.result_type(a, b)
+  if not jnp.issubdtype(out_dtype, jnp.inexact):
+    raise ValueError(f'a and b must be floating-point, got {out_dtype}.')
+  *batch_shape, time, features = b.shape
+  reset = checks.flags(reset, b.shape[:-1], 'reset')
+  dtype = promotion.wide(out_dtype)
+  if h0 is None:
+    h0 = jnp.zeros((*batch_shape, features), dtype)
+  h0 = checks.array(h0, 'h0')
+  checks.number(h0, 'h0', or_complex=True)
+  if jnp.iscomplexobj(h0) and not jnp.issubdtype(dtype, jnp.complexfloating):
+    raise ValueError(
+        f'h0 must be real where a and b are, got {h0.dtype}; a complex b would'
+        ' work.'
+    )
+  if h0.shape != (*batch_shape, features):
+    raise ValueError(
+        f'h0 must be [..., features] = {(*batch_shape, features)}, got'
+        f' {h0.shape}.'
+    )
+  return a, b, h0.astype(dtype), reset, out_dtype
 
 
 def _scan(*arguments, **options):
