@@ -1,6 +1,7 @@
 """S5: a state space model, discretised, with a diagonal complex memory."""
 
 import dataclasses
+import functools
 from typing import Any, Unpack
 
 from flax import nnx
@@ -159,22 +160,15 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     settings.boolean(use_bias, 'use_bias')
     dtype = parameters.dtype_of(options, rngs)
     values, vectors = hippo(2 * size // num_blocks)
-    key, rows = rngs.params, 2 * size
-    basis = jnp.asarray(np.stack([vectors.real, vectors.imag]), dtype)
-
-    def in_basis(columns: int, fan_in: int):
-      """Returns V^T of a random matrix, as real and imaginary parts."""
-      drawn = jax.random.normal(key(), (rows, columns), dtype) / fan_in**0.5
-      blocks = drawn.reshape(num_blocks, len(vectors), columns)
-      found = jnp.einsum('pnk,bni->pbki', basis, blocks)
-      return found.reshape(2, size, columns)
-
+    draw = functools.partial(
+        _in_basis, rngs.params, vectors, num_blocks, dtype=dtype
+    )
     # B in the basis is V^H B.
-    b = in_basis(in_features, in_features) * jnp.array([1, -1])[:, None, None]
-    c, more = in_basis(features, rows), in_basis(features, rows)
+    b = draw(in_features, in_features) * jnp.array([1, -1])[:, None, None]
+    c, more = draw(features, 2 * size), draw(features, 2 * size)
     c += jnp.stack([-more[1], more[0]])
     low, high = np.log(min_step), np.log(max_step)
-    step = jax.random.uniform(key(), (size,), dtype, low, high)
+    step = jax.random.uniform(rngs.params(), (size,), dtype, low, high)
     b = b.astype(dtype)
     given: Any = lambda array: lambda key, shape, dtype, *_: array.T
     super().__init__(
@@ -195,6 +189,19 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
         use_bias=use_bias,
         **options,
     )
+
+
+def _in_basis(
+    key, vectors: np.ndarray, num_blocks: int, columns: int, fan_in: int, dtype
+) -> jax.Array:
+  """Returns V^T of a random matrix, [2, size, columns]: real, imaginary."""
+  basis = jnp.asarray(np.stack([vectors.real, vectors.imag]), dtype)
+  rows, size = vectors.shape
+  shape = num_blocks * rows, columns
+  drawn = jax.random.normal(key(), shape, dtype) / fan_in**0.5
+  blocks = drawn.reshape(num_blocks, rows, columns)
+  found = jnp.einsum('pnk,bni->pbki', basis, blocks)
+  return found.reshape(2, num_blocks * size, columns)
 
 
 def hippo(size: int) -> tuple[np.ndarray, np.ndarray]:
