@@ -187,6 +187,9 @@ class ConfigFuzzTest(FuzzTestCase):
         'data.split_seed': (-1, 2**32),
         'data.digits_batch_size': (0, -1),
         'num_epochs': (0, 10**9, 10**30),
+        'num_seeds': (0, -1),
+        'eval_batch_size': (0, -1),
+        'checkpoint_every': (0, -1),
         'batch_size': (0, 10**30),
         'model.features': (0, 10**9),
     }.items():
