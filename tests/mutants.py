@@ -357,7 +357,7 @@ rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   - if manifest.get(name) != value
   + if False  @ another_seed
   - and n == str(int(n))
-  +   @ names_that_no_run
+  +   @ before_the_first
 rnnzoo/training/records.py tests/training/samples_test.py
   - if epoch <= done
   + if epoch < done  @ damaged
