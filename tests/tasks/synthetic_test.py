@@ -96,15 +96,13 @@ class SplitsTest(parameterized.TestCase):
     again.seed, again.batch_size = 5, 3
     again = tasks.TASKS[name](again)
     for split in set(first.splits) - {'train'}:
-      same, differ = [
-          [
-              np.array_equal(array, task.splits[split][key])
-              for key, array in first.splits[split].items()
-          ]
-          for task in (again, other)
+      own = first.splits[split]
+      equal = lambda task, split=split, own=own: [
+          np.array_equal(array, task.splits[split][key])
+          for key, array in own.items()
       ]
-      self.assertTrue(all(same))
-      self.assertFalse(all(differ))
+      self.assertTrue(all(equal(again)))
+      self.assertFalse(all(equal(other)))
 
   @parameterized.parameters(*NAMES)
   @pytest.mark.slow
@@ -121,18 +119,10 @@ class SplitsTest(parameterized.TestCase):
       ('adding', {'length': 1}, 'data.length must be an integer'),
       ('copying', {'delay': 0}, 'data.delay must be an integer'),
       ('copying', {'loss_steps': 'last'}, "one of 'all', 'recalled'"),
-      (
-          'selective_copying',
-          {'num_symbols': 10},
-          'num_symbols must be at most config.data.length, 9; got 10',
-      ),
+      ('selective_copying', {'num_symbols': 10}, 'be at most .*length, 9; got'),
       ('selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
       ('selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
-      (
-          'selective_copying',
-          {'curriculum': ((2, 1),)},
-          r'lengths of at least config.data.num_symbols, 3; got \(\(2, 1\),\)',
-      ),
+      ('selective_copying', {'curriculum': ((2, 1),)}, 'lengths of at least'),
       ('state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
       ('state_tracking', {'validation_noise': -0.1}, 'data.validation_noise'),
       ('state_tracking', {'clean_epochs': 2}, 'input_noise is 0; got clean_ep'),
@@ -151,11 +141,7 @@ class SplitsTest(parameterized.TestCase):
           {'language': 'modular_arithmetic', 'test_lengths': (4, 9)},
           "multiples of 2 for 'modular_arithmetic'; got 9",
       ),
-      (
-          'state_tracking',
-          {'min_length': 7},
-          'min_length must be at most 6 with a max_length of 6',
-      ),
+      ('state_tracking', {'min_length': 7}, 'most 6 with a max_length of 6'),
       (
           'state_tracking',
           {'language': 'even_pairs', 'test_lengths': (1, 8)},
@@ -167,13 +153,6 @@ class SplitsTest(parameterized.TestCase):
     with given.unlocked(), given.data.ignore_type():
       given.data.update(data)
     with self.assertRaisesRegex(ValueError, message):
-      tasks.TASKS[name](given)
-
-  @parameterized.parameters(*NAMES)
-  def test_bad_models(self, name):
-    given = config(name)
-    given.model.layer = 'LTSM'
-    with self.assertRaisesRegex(ValueError, "did you mean 'LSTM'"):
       tasks.TASKS[name](given)
 
 
@@ -215,14 +194,13 @@ class CopyingTest(parameterized.TestCase):
 
   def test_without_memory(self):
     # Sure of blanks, then all symbols alike: 10 log(8) / T of the literature.
-    task = make('copying', delay=200, num_symbols=10)
     logits = np.full((220, 10), -1e9)
     logits[:-10, 8] = logits[-10:, :8] = 0.0
-    result = evaluate(task, answer(logits), task.splits['test'])
-    np.testing.assert_allclose(result.losses, 10 * math.log(8) / 220, rtol=1e-5)
-    task = make('copying', delay=200, num_symbols=10, loss_steps='recalled')
-    result = evaluate(task, answer(logits), task.splits['test'])
-    np.testing.assert_allclose(result.losses, math.log(8), rtol=1e-5)
+    for loss_steps, share in (('all', 10 / 220), ('recalled', 1)):
+      sizes = {'delay': 200, 'num_symbols': 10}
+      task = make('copying', loss_steps=loss_steps, **sizes)
+      losses = evaluate(task, answer(logits), task.splits['test']).losses
+      np.testing.assert_allclose(losses, share * math.log(8), rtol=1e-5)
 
   def test_answers_count_where_symbols_are_named_alone(self):
     task = make('copying')
@@ -382,15 +360,12 @@ class StateTrackingTest(parameterized.TestCase):
           result.scores['step_accuracy'][i], hits[valid].mean(), rtol=1e-5
       )
       self.assertEqual(result.scores['accuracy'][i], hits[-1])
-    np.testing.assert_array_equal(
-        every.predict(model, examples), result.predictions
-    )
+    same = np.testing.assert_array_equal
+    same(every.predict(model, examples), result.predictions)
     model.every_step = False
     alone = evaluate(last, model, last.splits['validation'])
-    np.testing.assert_array_equal(alone.predictions, result.predictions)
-    np.testing.assert_array_equal(
-        alone.scores['accuracy'], result.scores['accuracy']
-    )
+    same(alone.predictions, result.predictions)
+    same(alone.scores['accuracy'], result.scores['accuracy'])
 
   def test_report(self):
     task = make('state_tracking', test_lengths=(4, 8, 12))
@@ -434,12 +409,9 @@ class TrainingTest(parameterized.TestCase):
     self.assertTrue((workdir / 'accuracy_over_length.png').exists())
     test = experiment.task.splits['test']
     inputs = {'tokens': test['tokens'], 'length': test['length']}
-    labels = training.load(workdir).predict(inputs)
-    self.assertAlmostEqual(
-        np.mean(labels == test['label']),
-        report['test']['accuracy']['mean'],
-        places=6,
-    )
+    hits = training.load(workdir).predict(inputs) == test['label']
+    accuracy = report['test']['accuracy']['mean']
+    self.assertAlmostEqual(np.mean(hits), accuracy, places=6)
 
   @parameterized.parameters(
       ('adding', 'inputs', 'mse'),
@@ -469,45 +441,35 @@ class TrainingTest(parameterized.TestCase):
       again = np.mean(answers == test['symbols'])
     np.testing.assert_allclose(results.scores[metric].mean(), again, rtol=1e-4)
 
-  @parameterized.parameters(
-      ('Elman', True),
-      ('GRU', True),
-      ('LSTM', True),
-      ('SLSTM', True),
-      ('MinGRU', False),
-      ('MinLSTM', False),
+  @parameterized.product(
+      layer=('Elman', 'GRU', 'LSTM', 'SLSTM', 'MinGRU', 'MinLSTM')
   )
   @pytest.mark.slow
   @pytest.mark.few(2)
-  def test_who_solves_parity(self, layer, solves):
+  def test_who_solves_parity(self, layer):
     # Trained on up to 20 bits, tested on 100. Not every seed of a cell that can
     # learn parity does so in 500 steps; no seed of the others does.
-    given = config(
-        'state_tracking', max_length=20, test_lengths=(100,), num_test=300
-    )
+    lengths = {'max_length': 20, 'test_lengths': (100,), 'num_test': 300}
+    given = config('state_tracking', **lengths)
     given.batch_size = 64
-    given.model.layer = layer
-    given.model.features = 32
+    given.model.update(layer=layer, features=32)
     given.optimizer.update(name='adam', weight_decay=0.0)
-    steps = 500
     task = tasks.TASKS['state_tracking'](given)
-    program = step.Program(
-        task, optimization.make_optimizer(given.optimizer, steps), 300
-    )
+    optimizer = optimization.make_optimizer(given.optimizer, 500)
+    program = step.Program(task, optimizer, 300)
     test = program.load(task.splits['test'])
-    accuracies = []
+    best = 0.0
     for seed in range(3):
-      key = jax.random.key(seed)
-      state = program.init(key)
-      state = program.train_steps(state, visits.Lesson(0), key, steps, 1.0, key)
-      results = program.evaluate(state.params, state.statistics, test)
-      accuracies.append(results.scores['accuracy'].mean())
-      if solves and accuracies[-1] > 0.99:
-        break
-    if solves:
-      self.assertGreater(accuracies[-1], 0.99, msg=accuracies)
+      if best <= 0.99:
+        key = jax.random.key(seed)
+        given = program.init(key), visits.Lesson(0), key, 500, 1.0, key
+        state = program.train_steps(*given)
+        results = program.evaluate(state.params, state.statistics, test)
+        best = max(best, results.scores['accuracy'].mean())
+    if layer.startswith('Min'):
+      self.assertLess(best, 0.6)
     else:
-      self.assertLess(max(accuracies), 0.6, msg=accuracies)
+      self.assertGreater(best, 0.99)
 
 
 if __name__ == '__main__':
