@@ -340,17 +340,6 @@ class CheckpointsTest(RunFilesTestCase):
     with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
       training.best_model(experiment, seed=0)
 
-  @pytest.mark.slow
-  def test_a_full_disk(self):
-    self.copy(tested=False)
-    shutil.rmtree(self.checkpoint(3))
-    shutil.rmtree(self.checkpoint(2))
-    # A file where orbax wants to make a directory, which even root cannot.
-    self.checkpoint(2).parent.rmdir()
-    self.checkpoint(2).parent.write_bytes(b'')
-    with self.assertRaisesRegex(OSError, 'seed_0/checkpoints'):
-      self.resume()
-
 
 class KilledTest(RunFilesTestCase):
 
