@@ -395,17 +395,13 @@ class SequentialMnistTest(parameterized.TestCase):
         task.restore(config, described),
         task.restore(config, before),  # Of earlier versions.
     ):
-      for given in (want, images[:3], images[:3].astype(np.int64)):
+      for given in (want, images[:3]):
         found = restored.check_inputs(given)
         np.testing.assert_array_equal(found, want)
         self.assertEqual(found.dtype, np.uint8)
-      for given, message in (
-          (want / 16, 'from 0 to 16.*float64 from 0 to 1; np.round'),
-          (images[0], r'\[8, 8\]; inputs\[None\]'),
-          (np.int32(want) - 1, 'has a pixel of -1'),
-      ):
-        with self.assertRaisesRegex(ValueError, message):
-          restored.check_inputs(given)
+      # image_inputs_test.py has other wrong ones.
+      with self.assertRaisesRegex(ValueError, 'from 0 to 16.*from 0 to 1; np'):
+        restored.check_inputs(want / 16)
 
   def test_scalings(self):
     tasks = {

@@ -98,6 +98,17 @@ def killed_after(count: int):
   return write_some
 
 
+def start(*arguments: str) -> subprocess.Popen:
+  return subprocess.Popen(
+      [sys.executable, *arguments],
+      cwd=ROOT,
+      env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
 MADE_UP = run_data.Data('made up')
 
 
@@ -151,7 +162,7 @@ class RunFilesTestCase(parameterized.TestCase):
       )
 
 
-class DamageTestCase(RunFilesTestCase):
+class DamagedFilesTest(RunFilesTestCase):
 
   def check_damages(self, names, damages) -> None:
     """Damages one file of the finished run at a time, and goes on."""
@@ -181,9 +192,6 @@ class DamageTestCase(RunFilesTestCase):
         if path.is_file() and path.suffix != '.png'
     )
 
-
-class DamagedFilesTest(DamageTestCase):
-
   @pytest.mark.slow
   def test_some(self):
     names = [name for name in self.names() if 'checkpoints/' not in name]
@@ -200,6 +208,19 @@ class DamagedFilesTest(DamageTestCase):
     self.assertIn(f'{last}manifest.json', names)
     self.assertGreater(len(names), 15)
     self.check_damages(names[::3], ('flipped',))
+
+  @pytest.mark.exhaustive
+  def test_all(self):
+    # A manifest has the digests of all other files of its checkpoint.
+    inner = [
+        name
+        for name in self.names()
+        if 'checkpoints/' in name and not name.endswith('/manifest.json')
+    ]
+    names = [name for name in self.names() if name not in inner]
+    self.assertNotEmpty(inner)
+    self.check_damages(names, DAMAGES)
+    self.check_damages(inner, ('deleted', 'flipped', 'longer'))
 
 
 class CheckpointsTest(RunFilesTestCase):
@@ -345,15 +366,9 @@ class KilledTest(RunFilesTestCase):
 
   @pytest.mark.slow
   def test_right_after_a_checkpoint(self):
-    process = subprocess.run(
-        [sys.executable, '-m', 'tests.testing.killed_run', str(self.workdir)],
-        cwd=ROOT,
-        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    self.assertEqual(process.returncode, -signal.SIGKILL, msg=process.stderr)
+    process = start('-m', 'tests.testing.killed_run', str(self.workdir))
+    _, errors = process.communicate()
+    self.assertEqual(process.returncode, -signal.SIGKILL, msg=errors)
     for name in ('seconds.csv', 'metrics.csv'):
       self.assertEqual(self.epochs(name), [1])
     self.assertIn('resumed after epoch 1\n', self.resume())
@@ -452,16 +467,17 @@ class LostFilesTest(RunFilesTestCase):
   def test_other_data(self):
     self.copy()
     self.open(mean=[0.5 + 1e-16, 2e-17])  # Rounding, on another machine.
-    message = r"\['mean'\]\[0\]: 0.5 there, 3.5 here.; put back the data"
-    for mode in ('train', 'evaluate'):
-      with self.assertRaisesRegex(ValueError, message):
-        self.open(mode=mode, mean=[3.5, 1e-17])
-    with self.assertRaisesRegex(ValueError, r"\[1\]: 'plus' there, 'no' here"):
-      self.open(class_names=['minus', 'no'])
-    with self.assertRaisesRegex(
-        ValueError, r"names'\]\[2\]: None there, 'more'"
+    other = {'mean': [3.5, 1e-17]}
+    far = r"\['mean'\]\[0\]: 0.5 there, 3.5 here.; put back the data"
+    more = {'class_names': ['minus', 'plus', 'more']}
+    for given, message in (
+        (other, far),
+        (other | {'mode': 'evaluate'}, far),
+        ({'class_names': ['minus', 'no']}, r"\[1\]: 'plus' there, 'no' here"),
+        (more, r"names'\]\[2\]: None there, 'more'"),
     ):
-      self.open(class_names=['minus', 'plus', 'more'])
+      with self.assertRaisesRegex(ValueError, message):
+        self.open(**given)
     # Nothing was trained yet: the files are those of the data here.
     shutil.rmtree(self.workdir / 'seed_0')
     self.open(class_names=['a', 'b', 'c'])
@@ -554,12 +570,6 @@ class ReportFilesTest(RunFilesTestCase):
       self.resume()
     for path, time in before.items():
       self.assertEqual(path.stat().st_mtime_ns, time, msg=path)
-
-  def test_numbers_that_are_not_finite(self):
-    path = self.workdir.with_name('numbers.json')
-    files.write_json(path, {'a': [float('nan'), (1.5, float('inf'))]})
-    self.assertEqual(json.loads(path.read_text()), {'a': [None, [1.5, None]]})
-    self.assertNotIn('NaN', path.read_text())
 
 
 class RunDirectoryTest(RunFilesTestCase):
@@ -664,13 +674,7 @@ class RunDirectoryTest(RunFilesTestCase):
         print('locked', flush=True)
         time.sleep(1000)
     """
-    process = subprocess.Popen(
-        [sys.executable, '-c', code],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
-    )
+    process = start('-c', code)
     try:
       self.assertEqual(process.stdout.readline(), 'locked\n')
       with self.assertRaisesRegex(
@@ -681,22 +685,6 @@ class RunDirectoryTest(RunFilesTestCase):
       process.kill()
       process.communicate()
     self.open(self.workdir)
-
-
-@pytest.mark.exhaustive
-class EveryDamageTest(DamageTestCase):
-
-  def test_all(self):
-    # A manifest has the digests of all other files of its checkpoint.
-    inner = [
-        name
-        for name in self.names()
-        if 'checkpoints/' in name and not name.endswith('/manifest.json')
-    ]
-    names = [name for name in self.names() if name not in inner]
-    self.assertNotEmpty(inner)
-    self.check_damages(names, DAMAGES)
-    self.check_damages(inner, ('deleted', 'flipped', 'longer'))
 
 
 if __name__ == '__main__':

@@ -264,21 +264,17 @@ class ProgramTest(parameterized.TestCase):
       step_lib.Program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
 
   @pytest.mark.slow
-  def test_statistics_move_in_training_only(self):
+  def test_evaluation_sees_every_example_once(self):
     task, program, state = self.run_calls([1])
     fresh = program.init(jax.random.key(0))
     same = jax.tree.map(np.array_equal, fresh.statistics, state.statistics)
     self.assertNotIn(True, jax.tree.leaves(same))
-    given = state.params, state.statistics, task.splits['test']
-    first, again = program.evaluate(*given), program.evaluate(*given)
-    np.testing.assert_array_equal(first.losses, again.losses)
-
-  @pytest.mark.slow
-  def test_evaluation_sees_every_example_once(self):
-    task, program, state = self.run_calls([1])
-    evaluation = program.evaluate(
-        state.params, state.statistics, task.splits['validation'], predict=True
-    )
+    given = state.params, state.statistics, task.splits['validation']
+    evaluation, again = [
+        program.evaluate(*given, predict=True) for _ in range(2)
+    ]
+    # Statistics move in training only.
+    np.testing.assert_array_equal(evaluation.losses, again.losses)
     model = task.build_model(nnx.Rngs(0))
     nnx.update(model, state.params, state.statistics)
     # One batch of 11 instead of three of 4.
@@ -388,22 +384,14 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     stored = json.loads((self.workdir / 'report.json').read_text())
     self.assertEqual(stored, report)
     for name in ('curves.png', 'confusion_matrix.png'):
-      self.assertStartsWith(
-          (self.workdir / name).read_bytes(), b'\x89PNG', msg=name
-      )
+      content = (self.workdir / name).read_bytes()
+      self.assertStartsWith(content, b'\x89PNG', msg=name)
     for seed in (0, 1):
       directory = self.workdir / f'seed_{seed}'
       lines = (directory / 'metrics.csv').read_text().splitlines()
       self.assertLen(lines, 1 + 4)
       self.assertStartsWith(lines[1], 'made up,1,')
       self.assertNotEmpty(list(directory.glob('events.*')))
-    self.check_seconds()
-    # A finished seed is not run again.
-    with mock.patch.object(loop, 'run_seeds') as run_seeds:
-      self.assertEqual(self.train(), report)
-      run_seeds.assert_not_called()
-
-  def check_seconds(self):
     text = (self.workdir / 'seed_0/seconds.csv').read_text()
     head, *lines = (line.split(',') for line in text.splitlines())
     self.assertEqual(
@@ -411,15 +399,17 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         'dataset epoch seconds training validation compiled'
         ' sequences_per_second peak_memory_mib',
     )
-    self.assertEqual([line[1] for line in lines], ['1', '2', '3', '4'])
-    self.assertEqual([line[5] for line in lines], ['1', '0', '0', '0'])
-    for _, _, total, training_, validation, _, rate, memory in lines:
-      self.assertGreaterEqual(
-          float(total) + 1e-5, float(training_) + float(validation)
-      )
+    for row, line in enumerate(lines):
       # Seven steps of eight examples; a CPU does not tell its memory.
-      self.assertAlmostEqual(float(rate) * float(training_) / 56, 1, delta=0.01)
-      self.assertEqual(memory, '')
+      self.assertEqual(line[1], str(row + 1))
+      self.assertEqual(line[5:8:2], ['0' if row else '1', ''])
+      self.assertAlmostEqual(
+          float(line[6]) * float(line[3]) / 56, 1, delta=0.01
+      )
+    # A finished seed is not run again.
+    with mock.patch.object(loop, 'run_seeds') as run_seeds:
+      self.assertEqual(self.train(), report)
+      run_seeds.assert_not_called()
 
   @pytest.mark.slow
   def test_metrics_are_those_of_the_best_epoch(self):
@@ -435,18 +425,14 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     model = training.best_model(experiment, seed=0)
     row = history[seed['best_epoch'] - 1]
     names = 'loss', 'accuracy'
-    for split, given in (
-        ('validation', {name: row[f'validation_{name}'] for name in names}),
-        ('test', seed['test']),
-    ):
+    validation = {name: row[f'validation_{name}'] for name in names}
+    for split, given in (('validation', validation), ('test', seed['test'])):
       examples = experiment.task.splits[split]
       losses, _, _, predictions = experiment.task.evaluate(model, examples)
-      hits = sum(
-          int(a == b)
-          for a, b in zip(predictions, examples['label'], strict=True)
-      )
+      labels = examples['label'].tolist()
+      hits = [k for k, label in enumerate(labels) if predictions[k] == label]
       with self.subTest(split):
-        self.assertEqual(given['accuracy'], hits / len(examples['label']))
+        self.assertEqual(given['accuracy'], len(hits) / len(labels))
         self.assertAlmostEqual(given['loss'], np.mean(losses), places=5)
     with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
       training.best_model(experiment, seed=5)
@@ -482,16 +468,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.assertIsNotNone(report['test']['loss']['mean'])
     # The same once more from the files, which hold null.
     self.assertEqual(self.train(), report)
-
-  @pytest.mark.slow
-  def test_no_epoch_with_a_finite_loss(self):
-    self.config.update(num_seeds=1)
-    self.config.optimizer.update(learning_rate=1e38, clip_norm=0.0, name='sgd')
-    report = self.train()
-    self.assertEqual(report['diverged'], [0])
-    (seed,) = report['seeds']
-    self.assertEqual(seed['best_epoch'], 0)
-    self.assertIsNotNone(report['test']['loss']['mean'])
 
   def test_the_name_says_what_was_changed(self):
     defaults = self.config.copy_and_resolve_references()
