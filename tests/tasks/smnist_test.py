@@ -112,10 +112,6 @@ class IdxTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'holds more of data'):
       idx.read(path)
     self.assertLess(tracemalloc.get_traced_memory()[1], 2**20)
-    with gzip.open(path, 'wb') as file:
-      file.write(b'\0\0\x08\1\x7f\xff\xff\xff')
-    with self.assertRaisesRegex(ValueError, 'MNIST has no such file'):
-      idx.read(path)
 
   def test_a_download_is_bounded(self):
 
@@ -327,14 +323,13 @@ class SequentialMnistTest(parameterized.TestCase):
     )
 
   def test_an_empty_split_is_an_error(self):
-    with self.assertRaisesRegex(
-        ValueError, 'fraction=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'
+    for count, fraction, message in (
+        (10, 0.01, 'n=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'),
+        (10, 0.99, 'takes 10 of 10 .* leaves 0'),
+        (1, 0.1, 'takes 0 of 1 .* need one$'),
     ):
-      smnist.split_validation(10, 0.01, seed=0)
-    with self.assertRaisesRegex(ValueError, 'takes 10 of 10 .* leaves 0'):
-      smnist.split_validation(10, 0.99, seed=0)
-    with self.assertRaisesRegex(ValueError, 'takes 0 of 1 .* need one$'):
-      smnist.split_validation(1, 0.1, seed=0)
+      with self.assertRaisesRegex(ValueError, message):
+        smnist.split_validation(count, fraction, seed=0)
 
   def test_sequences(self):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
