@@ -173,16 +173,15 @@ class NpzTest(parameterized.TestCase):
   def test_padding_of_any_kind_is_told(self, value, side, columns):
     rng = np.random.RandomState(0)
     lengths, steps = rng.randint(1, 9, 40), np.arange(8)
-    plain, halves = rng.randn(40, 8, columns), np.arange(40) % 3
-    x = plain.copy()
-    halves = {'behind': 0, 'before': 2, 'any': halves}[side]
+    plain = rng.randn(40, 8, columns)
+    halves = {'behind': 0, 'before': 2, 'any': np.arange(40) % 3}[side]
     starts = ((8 - lengths) * halves // 2)[:, None]
     padded = (steps < starts) | (steps >= starts + lengths[:, None])
     if value == 'vector':
       value = np.arange(columns) + 0.5
     elif value == 'NaN and 7':
       value = np.array([np.nan, 7, 7])[:columns]
-    x[padded] = value
+    x = np.where(padded[..., None], value, plain)
     front = side != 'behind'
     read = functools.partial(self.printed, y=np.arange(40) % 2)
     self.assertEqual(read(x=plain), '')

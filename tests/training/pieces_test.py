@@ -59,23 +59,6 @@ class PiecesTest(made_up_runs.RunsTestCase):
       np.testing.assert_array_equal(np.stack(found), order)
       self.assertLen(sizes, 1)
 
-  @pytest.mark.slow
-  def test_buckets(self):
-    train = made_up_data.SumTask(kind='buckets').splits['train']
-    visits = visits_lib.Visits(train, 4, placements.ONE_DEVICE)
-    program = mock.Mock(steps_per_epoch=9, shuffle=jax.jit(visits.order))
-    key = jax.random.key(3)
-    feed = feed_lib.Feed(program, placements.ONE_DEVICE, train, key, 1, 'host')
-    order = visits.order(key, 1)
-    for step, piece in enumerate(feed.epoch(1)):
-      bucket = int(order.bucket[step])
-      rows = order.orders[bucket][order.place[step]]
-      np.testing.assert_array_equal(
-          piece.examples[bucket]['x'][0], train[bucket]['x'][rows]
-      )
-      self.assertEqual(int(piece.order.order.bucket[0]), bucket)
-    self.assertEqual(step, 8)
-
   @parameterized.parameters('arrays', 'buckets')
   @pytest.mark.slow
   def test_runs_equal_those_of_data_on_the_device(self, kind):

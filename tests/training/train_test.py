@@ -125,13 +125,12 @@ class ResumeTest(absltest.TestCase):
     """The output and the files of a run."""
     lines = output.splitlines()
     self.assertIn(DIGITS, lines[0])
-    report = json.loads((workdir / 'report.json').read_text())
-    accuracies = [seed['test']['accuracy'] for seed in report['seeds']]
-    self.assertRegex(lines[-1], r'^test accuracy: [01]\.\d{4}$')
+    text = (workdir / 'report.json').read_text()
+    self.assertIn(DIGITS, text)
+    accuracies = [
+        seed['test']['accuracy'] for seed in json.loads(text)['seeds']
+    ]
     self.assertEqual(lines[-1], f'test accuracy: {np.mean(accuracies):.4f}')
-    names = 'report.json', 'report.txt', 'run.json'
-    for name in (*names, 'seed_0/metrics.csv', 'seed_0/result.json'):
-      self.assertIn(DIGITS, (workdir / name).read_text(), msg=name)
     events = next((workdir / 'seed_0').glob('events.*')).read_bytes()
     self.assertIn(DIGITS.encode(), events)
 
@@ -250,17 +249,15 @@ class ErrorsTest(absltest.TestCase):
     begin = 'def get_config():\n  '
     config = f'{base}{begin}config = base_smnist.get_config()\n  config.'
     cases = {
-        'nothing': ('', 'AttributeError: .*get_config'),
         'syntax': ('def get_config(:\n', 'SyntaxError: .*syntax.py, line 1'),
         'raises': (f'{begin}1 / 0\n', 'raises.py, line 2: ZeroDiv'),
         'file': ('open("/no/where")\n', "'/no/where'"),
-        'module': ('import no_such\n', 'module.py, line 1: ModuleNotFoundErr'),
         'beside': ('import typo\n', "beside.py, line 1: .*No module .*'typo'"),
         'argument': ('def get_config(x):\n  pass\n', 'TypeError: get_config'),
         'none': (f'{begin}pass\n', 'ConfigDict; got a NoneType'),
         'typo': (
             f'{config}num_epoch = 3\n',
-            'typo.py, line 4: AttributeError: .*num_epoch',
+            'typo.py, line 4: Attr.*num_epoch',
         ),
         'type': (f'{config}num_epochs = "3"\n', 'type.py, line 4: TypeError'),
     }
@@ -310,11 +307,8 @@ class ErrorsTest(absltest.TestCase):
         '--epochs=3': "flag 'epochs'",
         'epochs=3': "unknown argument 'epochs=3'",
         '--config.model.layer=GRUU': "unknown layer 'GRUU'.*AGRU",
-        '--config.optimizer={}': "optimizer has no field 'name'",
         '--config.optimizer=3': f'optimizer=3: .*{typed}',
-        '--config.model.layer.x=3': 'cannot be read .*: ',
         '--config.a b=3': "<field>=<value>, cannot be read .*'a b'",
-        '--config.=3': '<field>=<value>, cannot be read .*: ',
         given: '--config is given 2 times; pass it once',
         '--length=9': '--length is for samples, with --mode=sample',
         '--model_seed=1': '--model_seed is for a run that is there',
