@@ -59,6 +59,13 @@ class NpzTest(parameterized.TestCase):
     np.testing.assert_array_equal(found.x[1], X[1])
     np.testing.assert_array_equal(found.y, y)
     self.assertEqual(found.x.dtype, np.float32)
+    # Beyond a sequence's end anything may stand.
+    found = npz.read(self.write(x=NAN, y=[0, 1], lengths=[3, 2]), CLASSES)
+    self.assertEqual(found.x[1, 2, 0], 0.0)
+    found = npz.read(
+        self.write(x=NAN, y=[0, 1]), CLASSES._replace(missing='zero')
+    )
+    self.assertTrue(np.isnan(found.x[1, 2, 0]))
     # One column, and no lengths.
     found = npz.read(self.write(x=X[..., 0], y=[0, 1]), CLASSES)
     self.assertEqual(found.x.shape, (2, 3, 1))
@@ -83,14 +90,6 @@ class NpzTest(parameterized.TestCase):
     found = npz.read(self.write(x=X, y=np.ones(shape, np.int64)), form)
     self.assertEqual(found.y.shape, expected)
     self.assertEqual(found.y.dtype, np.float32)
-
-  def test_missing_values(self):
-    self.write(x=NAN, y=[0, 1])
-    found = npz.read(self.path, CLASSES._replace(missing='zero'))
-    self.assertTrue(np.isnan(found.x[1, 2, 0]))
-    # Beyond a sequence's end anything may stand.
-    found = npz.read(self.write(x=NAN, y=[0, 1], lengths=[3, 2]), CLASSES)
-    self.assertEqual(found.x[1, 2, 0], 0.0)
 
   @parameterized.parameters(
       ({'steps': X[0]}, 'either x'),
