@@ -286,9 +286,9 @@ rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
   + return np.random.RandomState(seed + 1).permutation(num_pixels)  @ permut
 rnnzoo/training/optimization.py tests/training/training_test.py
   - optax.clip(config.clip_value)
-  + optax.clip(1e9)  @ clip_value
+  + optax.clip(1e9)  @ first_update
   - elif config.name == 'adamw'
-  + elif False  @ adamw
+  + elif False  @ first_update
   - patience=config.plateau_patience + 1
   + patience=config.plateau_patience  @ plateau
 pallas_kernels/tiled/tuning.py tests/pallas_kernels/tiled/tiled_test.py
@@ -357,7 +357,7 @@ rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   - if manifest.get(name) != value
   + if False  @ another_seed
   - and n == str(int(n))
-  +   @ names_that_no_run
+  +   @ before_the_first
 rnnzoo/training/records.py tests/training/samples_test.py
   - if epoch <= done
   + if epoch < done  @ damaged

@@ -63,10 +63,7 @@ class ArrayChecksTest(parameterized.TestCase):
     self.assertEqual(take(ARRAY[..., None] > 0, kinds='b').dtype, bool)
 
   @parameterized.parameters(
-      (
-          ARRAY,
-          r'\[B, T, 1\] as in t, with none of them 0; got uint8 .*\[2, 3\];',
-      ),
+      (ARRAY, r'\[B, T, 1\] as in t, with none of .*; got uint8 .*\[2, 3\];'),
       (ARRAY, r'x\[..., None\] gives it its one column$'),
       (ARRAY[:, :1], r'x\[None\] makes a batch of one$'),
       (np.ones((2, 0, 1)), r'shape \[2, 0, 1\]$'),

@@ -35,16 +35,11 @@ class FiguresTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_no_name_is_a_formula(self):
-    figures.plot_confusions(
-        self.path, FORMULA, [[3, 1], [0, 2]], (FORMULA, 'a$b$')
-    )
-    self.assertStartsWith(self.path.read_bytes(), b'\x89PNG')
-
-  def test_no_token_is_a_formula(self):
     weights = np.ones((1, 2))
-    figures.plot_attention(
-        self.path, 'title', [(weights, (FORMULA, '$'), ('$$',))]
-    )
+    pairs = [(weights, (FORMULA, '$'), ('$$',))]
+    figures.plot_attention(self.path, 'title', pairs)
+    names = FORMULA, 'a$b$'
+    figures.plot_confusions(self.path, FORMULA, [[3, 1], [0, 2]], names)
     self.assertStartsWith(self.path.read_bytes(), b'\x89PNG')
 
   def test_every_count_is_visible(self):

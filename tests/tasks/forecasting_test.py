@@ -158,12 +158,10 @@ class ForecastingTest(parameterized.TestCase):
     self.assertAlmostEqual(
         scores['mae'], abs(found.mean - np.array([37, 38, 39])).mean(), places=3
     )
-    tested = made.evaluate(
-        model, {k: v[:1] for k, v in made.splits['test'].items()}
-    )
-    np.testing.assert_allclose(
-        tested.predictions['mean'], found.mean, rtol=1e-5
-    )
+    test = {k: v[:1] for k, v in made.splits['test'].items()}
+    tested = made.evaluate(model, test)
+    mean = tested.predictions['mean']
+    np.testing.assert_allclose(mean, found.mean, rtol=1e-5)
     self.assertAlmostEqual(scores['loss'], tested.losses[0], places=4)
     if decoder == 'seq2seq':
       return
@@ -188,7 +186,6 @@ class ForecastingTest(parameterized.TestCase):
     for inputs, message in (
         (y, r'must have x, which .* \[2, 8, 1\], of the horizon'),
         ({'y': y, 'x': x, 'lengths': [5, 5]}, "have no 'lengths'"),
-        ({'y': y, 'x': x[:, :7]}, r'\[2, 8, 1\], .* of shape \[2, 7, 1\]'),
         ({'y': y[0], 'x': x}, r'y must be real numbers \[B, T\]'),
         ({'y': y * np.nan, 'x': x}, 'a known step in each row'),
         ({'y': y, 'x': x * np.nan}, 'x must be finite'),
@@ -200,10 +197,7 @@ class ForecastingTest(parameterized.TestCase):
     path = pathlib.Path(self.create_tempdir().full_path) / 'mine.npz'
     for change, message in (
         ({'y': y[0]}, r'y must be real numbers \[N, T\]'),
-        (
-            {'lengths': np.array([1, 99])},
-            'lengths must be from 1 to 40; series 1 has 99',
-        ),
+        ({'lengths': np.array([1, 99])}, 'to 40; series 1 has 99'),
         ({'x': x}, r'numbers \[2, 40, 1\], .* \[2, 8, 1\]'),
         ({'lengths': np.array([40, 9])}, 'series 1 has 9 steps, too few for 6'),
     ):

@@ -34,18 +34,17 @@ class HarTest(parameterized.TestCase):
     return task
 
   def test_text_files(self):
-    task = self.load(self.directory)
+    # A tab may stand where a space does.
+    text = '1 WALKING\n2\taufwärts\n'.encode('utf-8-sig')
+    (self.folder / NAMES).write_bytes(text)
+    task = self.load(self.folder)
     self.assertEqual(task.dataset, 'UCI HAR')
-    self.assertEqual(task.answers.names, ('walking', 'walking_upstairs'))
+    self.assertEqual(task.answers.names, ('walking', 'aufwärts'))
     self.assertEqual(task.splits['test']['x'].shape, (8, 4, 9))
     for split in task.splits.values():
       np.testing.assert_array_equal(
           np.round(split['x'][:, 0, 5]), split['y'] + 1
       )
-
-  def test_the_folder_itself(self):
-    task = self.load(self.folder)
-    self.assertEqual(task.dataset, 'UCI HAR')
 
   def test_people_who_validate_do_not_train(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
@@ -73,24 +72,11 @@ class HarTest(parameterized.TestCase):
       ('train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
       ('train/subject_train.txt', '1\n2\n', 'one number a line, and 8'),
       ('test/subject_test.txt', '', 'is empty'),
-      (
-          f'{TEST}body_gyro_y_test.txt',
-          '1 2\n3 4\n',
-          r'\[2, 2\] numbers, but .* \[8, 4\]',
-      ),
+      (f'{TEST}body_gyro_y_test.txt', '1 2\n3 4\n', r'\[2, 2\] .* \[8, 4\]'),
       (NAMES, '1 WALKING\n', 'no name for .* 2'),
       (NAMES, '1 WALKING\n2 WALKING\n', 'one name to several activities'),
-      (
-          NAMES,
-          '1 WALKING\n2 SITTING\n1 STANDING\n',
-          'several names to one activity',
-      ),
+      (NAMES, '1 WALKING\n2 SITTING\n1 STANDING\n', 'several names to one'),
       ('train/subject_train.txt', '3\n' * 8, 'names one person only, 3'),
-      (
-          f'{TEST}total_acc_z_test.txt',
-          '1 2 3 nan\n' * 8,
-          'total_acc_z_test.txt must hold .* number 4 of row 1 is nan$',
-      ),
       (
           f'{TRAIN}body_acc_x_train.txt',
           '1 2 3 4\n' * 7 + '1 1e60 3 4\n',
@@ -110,21 +96,6 @@ class HarTest(parameterized.TestCase):
     with self.assertWarnsRegex(UserWarning, rf'people \[{people[0]}\] are in'):
       self.load(self.directory)
 
-  def test_names_are_read_as_other_texts_are(self):
-    # A tab may stand where a space does.
-    text = '1 gehen\n2\taufwärts\n'.encode('utf-8-sig')
-    (self.folder / NAMES).write_bytes(text)
-    names = self.load(self.directory).answers.names
-    self.assertEqual(names, ('gehen', 'aufwärts'))
-
-  def test_windows_of_other_lengths(self):
-    for path in (self.folder / TEST).iterdir():
-      path.write_text('1 2 3\n' * 8)
-    with self.assertRaisesRegex(
-        ValueError, '3 numbers a line in test, but 4 in train'
-    ):
-      self.load(self.directory)
-
   def test_somebody_is_left_to_train_on(self):
     with self.assertRaisesRegex(
         ValueError,
@@ -135,7 +106,12 @@ class HarTest(parameterized.TestCase):
     task = self.load(self.directory, validation_fraction=0.75)
     self.assertLen(task.splits['train']['x'], 2)
 
-  def test_a_file_is_missing(self):
+  def test_a_file_is_missing_or_of_another_length(self):
+    for path in (self.folder / TEST).iterdir():
+      path.write_text('1 2 3\n' * 8)
+    message = '3 numbers a line in test, but 4 in train'
+    with self.assertRaisesRegex(ValueError, message):
+      self.load(self.directory)
     (self.folder / TRAIN / 'body_acc_z_train.txt').unlink()
     with self.assertRaisesRegex(FileNotFoundError, 'body_acc_z_train.txt is'):
       self.load(self.directory)

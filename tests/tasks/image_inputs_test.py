@@ -32,9 +32,7 @@ class ImageInputsTest(parameterized.TestCase):
       (PIXELS / 255, r'float64 from 0 to .*np.round\(255 \* inputs\)'),
       (np.float32(PIXELS), r'float32 from 0 to 59; inputs.astype\(np.uint8\)'),
       (PIXELS - 30.5, 'float64 from -30.5 to 28.5; undo'),
-      (PIXELS + 0.5, 'float64 from 0.5 to 59.5; undo'),
       (jnp.ones((3, 4, 5), jnp.bfloat16), 'bfloat16 from 1 to 1; np.round'),
-      (np.full((3, 4, 5), np.nan), 'float64 with nan'),
       (np.full((3, 4, 5), -np.inf), 'float64 with -inf'),
       (PIXELS > 9, r'bool; np.uint8\(255\) \* inputs'),
       (PIXELS.astype(complex), 'got complex128'),
@@ -51,15 +49,12 @@ class ImageInputsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       check(given)
 
-  def test_keys(self):
+  def test_the_message_says_what_would_work(self):
+    message = r'from 0 to 16, \[B, 4, 5\] or \[B, 20, 1\]; image 0 has'
+    with self.assertRaisesRegex(ValueError, message):
+      check(PIXELS, 16)
     with self.assertRaisesRegex(ValueError, 'got key'):
       check(jax.random.key(0)[None])
-
-  def test_the_message_says_what_would_work(self):
-    with self.assertRaisesRegex(
-        ValueError, r'from 0 to 16, \[B, 4, 5\] or \[B, 20, 1\]; image 0 has'
-    ):
-      check(PIXELS, 16)
 
 
 if __name__ == '__main__':

@@ -19,40 +19,38 @@ def load(**data):
     return lorenz.Lorenz(config)
 
 
+def trajectories(*sizes):
+  return lorenz.trajectories(np.random.RandomState(0), *sizes)
+
+
 class LorenzTest(absltest.TestCase):
 
   def test_trajectories_solve_the_equations(self):
-    rng = np.random.RandomState(0)
-    paths = lorenz.trajectories(rng, 3, 200, 1e-3)
+    paths = trajectories(3, 200, 1e-3)
     differences = (paths[:, 2:] - paths[:, :-2]) / 2e-3
     np.testing.assert_allclose(
         differences, lorenz.velocity(paths[:, 1:-1]), atol=0.02
     )
+    # Fixed points do not move.
+    wing = np.sqrt(8 / 3 * 27)
+    found = lorenz.velocity(np.array([[0, 0, 0], [wing, wing, 27.0]]))
+    np.testing.assert_allclose(found, np.zeros((2, 3)), atol=1e-12)
 
   def test_integration_is_of_fourth_order(self):
     paths = {}
     for inner in (1, 2, 16):
       with mock.patch.object(lorenz, '_GREATEST_STEP', 0.08 / inner):
         with mock.patch.object(lorenz, '_BURN_IN', 0.0):
-          rng = np.random.RandomState(0)
-          paths[inner] = lorenz.trajectories(rng, 9, 2, 0.08)[:, 1]
+          paths[inner] = trajectories(9, 2, 0.08)[:, 1]
     error = {i: np.abs(paths[i] - paths[16]).max() for i in (1, 2)}
     self.assertBetween(error[1] / error[2], 14, 40)  # 2^4, and a little.
 
   def test_trajectories_are_on_the_attractor(self):
-    paths = lorenz.trajectories(np.random.RandomState(0), 8, 400, 0.05)
+    paths = trajectories(8, 400, 0.05)
     # The mean of z over the attractor is 23.5; both wings are visited.
     self.assertAlmostEqual(paths[..., 2].mean(), 23.5, delta=0.5)
     self.assertBetween((paths[..., 0] > 0).mean(), 0.35, 0.65)
     self.assertLess(np.abs(paths).max(), 50.0)
-
-  def test_fixed_points_do_not_move(self):
-    wing = np.sqrt(8 / 3 * 27)
-    np.testing.assert_allclose(
-        lorenz.velocity(np.array([[0, 0, 0], [wing, wing, 27.0]])),
-        np.zeros((2, 3)),
-        atol=1e-12,
-    )
 
   def test_answers_are_later_inputs(self):
     task = load(horizon=4)
@@ -71,26 +69,24 @@ class LorenzTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, r'column 0 is nan \(12 '):
         one.check_inputs(np.full((1, 4, 3), np.nan))
 
-  def test_labels_that_are_smoothed_are_refused_before_the_data(self):
+  def test_fields_are_refused_before_the_data(self):
     config = base_lorenz.get_config()
     config.model.label_smoothing = 0.1
+    message = 'label_smoothing must be 0 for answers that are numbers'
     with mock.patch.object(lorenz, 'trajectories', side_effect=AssertionError):
-      with self.assertRaisesRegex(
-          ValueError, 'label_smoothing must be 0 for answers that are numbers'
-      ):
+      with self.assertRaisesRegex(ValueError, message):
         lorenz.Lorenz(config)
+      with self.assertRaisesRegex(ValueError, 'config.data.horizon must be'):
+        load(horizon=0)
 
-  def test_noise_is_in_inputs_alone(self):
-    plain, noisy = load().splits['test'], load(noise=0.5).splits['test']
-    np.testing.assert_array_equal(plain['y'], noisy['y'])
-    self.assertAlmostEqual(np.std(noisy['x'] - plain['x']), 0.5, delta=0.1)
-
-  def test_splits_and_seeds(self):
-    first, again, other = load(), load(), load(data_seed=1)
-    x = lambda task: task.splits['train']['x']
-    np.testing.assert_array_equal(x(first), x(again))
-    self.assertGreater(np.abs(x(first) - x(other)).max(), 1.0)
+  def test_noise_and_seeds(self):
+    first, again, other = load(), load(noise=0.5), load(data_seed=1)
+    y = lambda task: task.splits['test']['y']
+    np.testing.assert_array_equal(y(first), y(again))
+    self.assertGreater(np.abs(y(first) - y(other)).max(), 1.0)
     self.assertEmpty(first.summary['warnings'])
+    noise = again.splits['test']['x'] - first.splits['test']['x']
+    self.assertAlmostEqual(np.std(noise), 0.5, delta=0.1)
 
   def test_more_than_memory_holds(self):
     with self.assertRaisesRegex(
@@ -106,26 +102,21 @@ class LorenzTest(absltest.TestCase):
       with self.assertRaisesRegex(ValueError, 'Either 12 .* or 25 states'):
         load(horizon=6)
 
-  def test_blocks_of_trajectories(self):
-    make = lambda: lorenz.trajectories(np.random.RandomState(0), 5, 9, 0.05)
-    whole = make()
-    with mock.patch.object(lorenz, '_BLOCK', 2):
-      np.testing.assert_array_equal(whole, make())
-
-  def test_a_long_integration_is_told(self):
-    make = lambda: lorenz.trajectories(np.random.RandomState(0), 5, 9, 0.05)
+  def test_blocks_and_what_a_long_integration_tells(self):
     told = 'data: integrating 5 trajectories to 9 states, 5 step(s) each\n'
-    for most, expected in ((1045, ''), (1044, told)):
+    found = []
+    for name, value, expected in (
+        ('_MANY_STEPS', 1045, ''),
+        ('_MANY_STEPS', 1044, told),
+        ('_BLOCK', 2, ''),
+    ):
       with (
-          mock.patch.object(lorenz, '_MANY_STEPS', most),
+          mock.patch.object(lorenz, name, value),
           contextlib.redirect_stdout(io.StringIO()) as out,
       ):
-        make()
+        found.append(trajectories(5, 9, 0.05))
       self.assertEqual(out.getvalue(), expected)
-
-  def test_bad_fields(self):
-    with self.assertRaisesRegex(ValueError, 'config.data.horizon must be'):
-      load(horizon=0)
+    np.testing.assert_array_equal(found[0], found[2])
 
 
 if __name__ == '__main__':

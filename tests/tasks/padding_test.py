@@ -27,9 +27,8 @@ class PaddingTest(absltest.TestCase):
 
   def test_bounds(self):
     with mock.patch.object(array_checks, '_MANY_BYTES', 80):
-      array_checks.check_padding(
-          [10, *[0] * 7], 1, ''
-      )  # 80 bytes are not too many.
+      # 80 bytes are not too many.
+      array_checks.check_padding([10, *[0] * 7], 1, '')
       array_checks.check_padding([10, *[0] * 9], 1, '')  # A tenth is data.
       with self.assertRaises(ValueError):
         array_checks.check_padding([10, *[0] * 10], 1, '')
@@ -40,7 +39,6 @@ class PaddingTest(absltest.TestCase):
     steps = np.ones((120, 2))
     np.savez(path, steps=steps, lengths=lengths, y=np.arange(31) % 2)
     form = npz.Form('classification')
-    npz.read(path, form)
     cases = [np.ones((2, n)) for n in lengths], np.arange(31) % 2
     pairs = [[[5] * (n - 1) for n in lengths], [[5]] * 31]
     with (

@@ -63,25 +63,18 @@ class IdxTest(parameterized.TestCase):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
 
-  def test_reads_what_was_written(self):
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    path = self.directory / 'a.gz'
-    path.write_bytes(idx_bytes(array))
-    np.testing.assert_array_equal(idx.read(path), array)
-
-  @parameterized.named_parameters(
-      ('not_gzip', b'abc', 'not a whole gzip file'),
-      ('cut', idx_bytes(np.zeros(9, np.uint8))[:-9], 'not a whole gzip file'),
-      ('not_idx', gzip.compress(b'\0\0\x0d\1abcd'), 'not an IDX file'),
-      ('short', gzip.compress(b'\0\0\x08\1\0\0\0\5abc'), 'holds 3 bytes'),
-      ('long', gzip.compress(b'\0\0\x08\1\0\0\0\2abc'), 'holds more'),
-      ('empty', b'', 'not an IDX file'),
-      ('deflate', GZIP_HEAD + b'\xff' * 20, 'not a whole gzip file'),
-      ('head', gzip.compress(b'\0\0\x08\3\0\0'), 'within its header'),
-      ('negative', gzip.compress(b'\0\0\x08\1\xff\0\0\0'), 'no such file'),
-      ('axes', gzip.compress(b'\0\0\x08\xff' + b'\0\0\0\2' * 255), 'no such'),
-      ('nothing', gzip.compress(b'\0\0\x08\2\0\0\0\0\x7f\0\0\0'), 'no such'),
-      ('none', gzip.compress(b'\0\0\x08\0'), 'no such file'),
+  @parameterized.parameters(
+      (b'abc', 'not a whole gzip file'),
+      (idx_bytes(np.zeros(9, np.uint8))[:-9], 'not a whole gzip file'),
+      (gzip.compress(b'\0\0\x0d\1abcd'), 'not an IDX file'),
+      (gzip.compress(b'\0\0\x08\1\0\0\0\5abc'), 'holds 3 bytes'),
+      (gzip.compress(b'\0\0\x08\1\0\0\0\2abc'), 'holds more'),
+      (b'', 'not an IDX file'),
+      (GZIP_HEAD + b'\xff' * 20, 'not a whole gzip file'),
+      (gzip.compress(b'\0\0\x08\3\0\0'), 'within its header'),
+      (gzip.compress(b'\0\0\x08\1\xff\0\0\0'), 'no such file'),
+      (gzip.compress(b'\0\0\x08\xff' + b'\0\0\0\2' * 255), 'no such file'),
+      (gzip.compress(b'\0\0\x08\0'), 'no such file'),
   )
   def test_rejects(self, content, message):
     path = self.directory / 'a.gz'
@@ -94,6 +87,8 @@ class IdxTest(parameterized.TestCase):
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     whole = idx_bytes(array)
     path = self.directory / 'a.gz'
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(idx.read(path), array)
     for _ in range(2000):
       content = bytearray(whole)
       for _ in range(rng.choice((1, 1, 3))):
@@ -117,10 +112,6 @@ class IdxTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, 'holds more of data'):
       idx.read(path)
     self.assertLess(tracemalloc.get_traced_memory()[1], 2**20)
-    with gzip.open(path, 'wb') as file:
-      file.write(b'\0\0\x08\1\x7f\xff\xff\xff')
-    with self.assertRaisesRegex(ValueError, 'MNIST has no such file'):
-      idx.read(path)
 
   def test_a_download_is_bounded(self):
 
@@ -154,7 +145,6 @@ class IdxTest(parameterized.TestCase):
 
   def test_verify(self):
     checksums = write_idx_files(self.directory)
-    idx.verify(self.directory, checksums)
     path = self.directory / 't10k-labels-idx1-ubyte.gz'
     path.write_bytes(path.read_bytes() + b'x')
     with self.assertRaisesRegex(ValueError, 't10k-labels.* MD5 sum'):
@@ -184,19 +174,16 @@ class MnistTest(parameterized.TestCase):
     with mock.patch.object(idx, 'reachable', return_value=False):
       return mnist.load(self.data, **options)
 
-  def test_another_process_prepares_it_first(self):
+  def test_prepares_once_from_idx_files(self):
     whole = tfds_mnist.MNIST.download_and_prepare
 
     def late(builder, **options):
+      # Another process prepares it first.
       whole(builder, **options)
       raise FileExistsError('Destination 3.0.1 already exists.')
 
     with mock.patch.object(tfds_mnist.MNIST, 'download_and_prepare', late):
       images = self.load(checksums=self.checksums)
-    self.assertEqual(images.name, 'MNIST')
-
-  def test_prepares_once_from_idx_files(self):
-    images = self.load(checksums=self.checksums)
     self.assertEqual(images.name, 'MNIST')
     self.assertEqual(images.white, 255)
     # TFDS shuffles when it writes.
@@ -281,16 +268,10 @@ class MnistTest(parameterized.TestCase):
     self.assertEqual(images.train_images.shape[1:], (8, 8))
     self.assertLessEqual(images.train_images.max(), images.white)
 
-  @parameterized.named_parameters(
-      ('checksum', {}, ValueError, 'MD5 sum'),
+  @parameterized.parameters(
+      ({}, ValueError, 'MD5 sum'),
+      ({'manual_dir': '/nowhere'}, FileNotFoundError, 'does not exist'),
       (
-          'directory',
-          {'manual_dir': '/nowhere'},
-          FileNotFoundError,
-          'does not exist',
-      ),
-      (
-          'mnist_or_nothing',
           {'source': 'mnist', 'manual_dir': ''},
           FileNotFoundError,
           'cannot be downloaded',
@@ -304,19 +285,17 @@ class MnistTest(parameterized.TestCase):
 
 class SequentialMnistTest(parameterized.TestCase):
 
-  def test_permutation_never_changes(self):
-    order = smnist.permutation(784, seed=0)
-    self.assertCountEqual(order, range(784))
-    self.assertEqual(
-        hashlib.sha256(order.astype('<i8').tobytes()).hexdigest(),
-        'fe62e3fef305ce16e55f08cd0056a8b237e12af6c9523ff3fb35395f6ec55222',
-    )
-
-  def test_permutation_depends_on_its_seed(self):
+  def test_permutation_depends_on_its_seed_alone(self):
     # Against NumPy's promise, not against our own function.
     np.testing.assert_array_equal(
         smnist.permutation(12, seed=5),
         [7, 5, 2, 9, 11, 4, 8, 1, 0, 10, 6, 3],
+    )
+    self.assertEqual(
+        hashlib.sha256(
+            smnist.permutation(784, seed=0).astype('<i8').tobytes()
+        ).hexdigest(),
+        'fe62e3fef305ce16e55f08cd0056a8b237e12af6c9523ff3fb35395f6ec55222',
     )
     inputs = {
         seed: smnist.SequentialMnist(
@@ -344,14 +323,13 @@ class SequentialMnistTest(parameterized.TestCase):
     )
 
   def test_an_empty_split_is_an_error(self):
-    with self.assertRaisesRegex(
-        ValueError, 'fraction=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'
+    for count, fraction, message in (
+        (10, 0.01, 'n=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'),
+        (10, 0.99, 'takes 10 of 10 .* leaves 0'),
+        (1, 0.1, 'takes 0 of 1 .* need one$'),
     ):
-      smnist.split_validation(10, 0.01, seed=0)
-    with self.assertRaisesRegex(ValueError, 'takes 10 of 10 .* leaves 0'):
-      smnist.split_validation(10, 0.99, seed=0)
-    with self.assertRaisesRegex(ValueError, 'takes 0 of 1 .* need one$'):
-      smnist.split_validation(1, 0.1, seed=0)
+      with self.assertRaisesRegex(ValueError, message):
+        smnist.split_validation(count, fraction, seed=0)
 
   def test_sequences(self):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -363,16 +341,15 @@ class SequentialMnistTest(parameterized.TestCase):
     np.testing.assert_array_equal(permuted[0, :, 0], smnist.permutation(12, 5))
 
   def test_splits_hold_every_image_once(self):
-    task = smnist.SequentialMnist(digits_config())
+    config = digits_config()
+    task = smnist.SequentialMnist(config)
     images = np.concatenate([s['inputs'] for s in task.splits.values()])
     self.assertLen(images, 1797)
     self.assertLen(np.unique(images, axis=0), 1797)
     self.assertEqual(images.dtype, np.uint8)
     self.assertLen(task.splits['validation']['label'], 216)
-
-  def test_digits_have_batches_of_their_own(self):
-    config = digits_config()
-    self.assertEqual(smnist.SequentialMnist(config).batch_size, 32)
+    # Few images have smaller batches, unless the config says a size.
+    self.assertEqual(task.batch_size, 32)
     config.batch_size = 16
     self.assertEqual(smnist.SequentialMnist(config).batch_size, 16)
 
@@ -408,17 +385,13 @@ class SequentialMnistTest(parameterized.TestCase):
     images = smnist.SequentialMnist(digits_config()).splits['test']['inputs']
     want = task.splits['test']['inputs'][:3]
     for restored in (task, task.restore(config, described)):
-      for given in (want, images[:3], images[:3].astype(np.int64)):
+      for given in (want, images[:3]):
         found = restored.check_inputs(given)
         np.testing.assert_array_equal(found, want)
         self.assertEqual(found.dtype, np.uint8)
-      for given, message in (
-          (want / 16, 'from 0 to 16.*float64 from 0 to 1; np.round'),
-          (images[0], r'\[8, 8\]; inputs\[None\]'),
-          (np.int32(want) - 1, 'has a pixel of -1'),
-      ):
-        with self.assertRaisesRegex(ValueError, message):
-          restored.check_inputs(given)
+      # image_inputs_test.py has other wrong ones.
+      with self.assertRaisesRegex(ValueError, 'from 0 to 16.*from 0 to 1; np'):
+        restored.check_inputs(want / 16)
 
   def test_scalings(self):
     tasks = {
@@ -439,51 +412,36 @@ class SequentialMnistTest(parameterized.TestCase):
 
   def test_initial_values(self):
     config = digits_config()
-    config.model.update(layer='LSTM', features=32)
+    config.model.update(layer='LSTM', features=32, num_layers=2)
     config.model.options.LSTM = {
         'kernel_init': 'normal',
         'recurrent_kernel_init': 'xavier_uniform_fused',
     }
+    config.model.last_layer_options.LSTM = {'kernel_init': 'zeros'}
     model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
-    (layer,) = model.backbone.layers
+    layer, last = model.backbone.layers
     self.assertBetween(layer.kernel[...].std(), 0.008, 0.012)
+    self.assertFalse(last.kernel[...].any())
     limit = (6 / (32 + 4 * 32)) ** 0.5
-    greatest = abs(layer.recurrent_kernel[...]).max()
-    self.assertBetween(greatest, 0.97 * limit, limit)
+    for kernel in (layer.recurrent_kernel, last.recurrent_kernel):
+      greatest = abs(kernel[...]).max()
+      self.assertBetween(greatest, 0.97 * limit, limit)
 
-  def test_last_layer_has_its_own_options(self):
-    config = digits_config()
-    config.model.update(layer='IndRNN', features=4, num_layers=2)
-    config.model.options.IndRNN = {'recurrent_range': (0.0, 0.1)}
-    config.model.last_layer_options.IndRNN = {'recurrent_range': (0.9, 1.0)}
-    model = smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
-    first, last = (
-        level.recurrent_kernel[...] for level in model.backbone.layers
-    )
-    self.assertLess(first.max(), 0.1)
-    self.assertGreater(last.min(), 0.9)
-
-  @parameterized.named_parameters(
-      ('layer', {'layer': 'Gruu'}, "did you mean 'GRU'.*Elman, LSTM, GRU"),
-      ('features', {'features': 0}, 'features must be an integer from 1'),
-      ('layers', {'num_layers': -1}, 'num_layers must be an integer from 1'),
-      ('option', {'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
-      ('init', {'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
-      ('norm', {'norm': 'group'}, 'norm'),
-      ('dtype', {'dtype': 'float17'}, 'dtype'),
-      ('big_endian', {'dtype': '>f2'}, 'is no dtype'),
-      ('implementation', {'implementation': 'cuda'}, 'implementation'),
-      ('dropout', {'dropout_rate': 1.0}, 'dropout_rate'),
-      ('wide', {'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
-      ('nan', {'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
-      ('flag', {'implementation': True}, 'implementation'),
+  # tests/training/config_fuzz_test.py has values of every field.
+  @parameterized.parameters(
+      ({'layer': 'Gruu'}, "did you mean 'GRU'.*Elman, LSTM, GRU"),
+      ({'features': 0}, 'features must be an integer from 1'),
+      ({'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
+      ({'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
+      ({'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
+      ({'dtype': '>f2'}, 'is no dtype'),
+      ({'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
+      ({'implementation': 'cuda'}, 'implementation'),
       (
-          'elsewhere',
           {'options': {'GRU': {'dtype': 'bfloat16'}}},
           'GRU.dtype would be ignored: config.model.dtype is',
       ),
       (
-          'of_the_task',
           {'options': {'GRU': {'rngs': 3}}},
           'config.model.options.GRU.rngs would be ignored: the task sets it',
       ),
@@ -494,14 +452,10 @@ class SequentialMnistTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       smnist.SequentialMnist(config).build_model(nnx.Rngs(0))
 
-  @parameterized.named_parameters(
-      ('source', {'source': 'cifar'}, "'auto', 'mnist', 'digits'"),
-      ('sequence', {'sequence': 'rows'}, "'row', 'pixel', 'permuted'"),
-      ('fraction', {'validation_fraction': 1.0}, 'validation_fraction'),
-  )
-  def test_impossible_data(self, data, message):
-    with self.assertRaisesRegex(ValueError, message):
-      smnist.SequentialMnist(digits_config(**data))
+  def test_impossible_data(self):
+    for name, value in (('source', 'cifar'), ('sequence', 'rows')):
+      with self.assertRaisesRegex(ValueError, f'{name} must be one of'):
+        smnist.SequentialMnist(digits_config(**{name: value}))
 
 
 if __name__ == '__main__':

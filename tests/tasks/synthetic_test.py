@@ -11,16 +11,12 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from rnnzoo import models
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks.synthetic import languages
-from rnnzoo.training import optimization
-from rnnzoo.training import step
-from rnnzoo.training import visits
 
 # configs/ is never installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -96,15 +92,13 @@ class SplitsTest(parameterized.TestCase):
     again.seed, again.batch_size = 5, 3
     again = tasks.TASKS[name](again)
     for split in set(first.splits) - {'train'}:
-      same, differ = [
-          [
-              np.array_equal(array, task.splits[split][key])
-              for key, array in first.splits[split].items()
-          ]
-          for task in (again, other)
+      own = first.splits[split]
+      equal = lambda task, split=split, own=own: [
+          np.array_equal(array, task.splits[split][key])
+          for key, array in own.items()
       ]
-      self.assertTrue(all(same))
-      self.assertFalse(all(differ))
+      self.assertTrue(all(equal(again)))
+      self.assertFalse(all(equal(other)))
 
   @parameterized.parameters(*NAMES)
   @pytest.mark.slow
@@ -121,18 +115,10 @@ class SplitsTest(parameterized.TestCase):
       ('adding', {'length': 1}, 'data.length must be an integer'),
       ('copying', {'delay': 0}, 'data.delay must be an integer'),
       ('copying', {'loss_steps': 'last'}, "one of 'all', 'recalled'"),
-      (
-          'selective_copying',
-          {'num_symbols': 10},
-          'num_symbols must be at most config.data.length, 9; got 10',
-      ),
+      ('selective_copying', {'num_symbols': 10}, 'be at most .*length, 9; got'),
       ('selective_copying', {'num_tokens': 2}, 'data.num_tokens'),
       ('selective_copying', {'curriculum': (4, 1)}, 'pairs of'),
-      (
-          'selective_copying',
-          {'curriculum': ((2, 1),)},
-          r'lengths of at least config.data.num_symbols, 3; got \(\(2, 1\),\)',
-      ),
+      ('selective_copying', {'curriculum': ((2, 1),)}, 'lengths of at least'),
       ('state_tracking', {'input_noise': -0.1}, 'data.input_noise'),
       ('state_tracking', {'validation_noise': -0.1}, 'data.validation_noise'),
       ('state_tracking', {'clean_epochs': 2}, 'input_noise is 0; got clean_ep'),
@@ -151,11 +137,7 @@ class SplitsTest(parameterized.TestCase):
           {'language': 'modular_arithmetic', 'test_lengths': (4, 9)},
           "multiples of 2 for 'modular_arithmetic'; got 9",
       ),
-      (
-          'state_tracking',
-          {'min_length': 7},
-          'min_length must be at most 6 with a max_length of 6',
-      ),
+      ('state_tracking', {'min_length': 7}, 'most 6 with a max_length of 6'),
       (
           'state_tracking',
           {'language': 'even_pairs', 'test_lengths': (1, 8)},
@@ -167,13 +149,6 @@ class SplitsTest(parameterized.TestCase):
     with given.unlocked(), given.data.ignore_type():
       given.data.update(data)
     with self.assertRaisesRegex(ValueError, message):
-      tasks.TASKS[name](given)
-
-  @parameterized.parameters(*NAMES)
-  def test_bad_models(self, name):
-    given = config(name)
-    given.model.layer = 'LTSM'
-    with self.assertRaisesRegex(ValueError, "did you mean 'LSTM'"):
       tasks.TASKS[name](given)
 
 
@@ -199,6 +174,8 @@ class AddingTest(parameterized.TestCase):
     result = evaluate(task, answer([1.0]), task.splits['test'])
     self.assertAlmostEqual(float(result.scores['mse'].mean()), 1 / 6, places=2)
     np.testing.assert_array_equal(result.losses, result.scores['mse'])
+    found = task.predict(answer([1.0]), task.splits['test']['inputs'])
+    np.testing.assert_array_equal(found, np.ones(10_000))
 
 
 class CopyingTest(parameterized.TestCase):
@@ -215,14 +192,13 @@ class CopyingTest(parameterized.TestCase):
 
   def test_without_memory(self):
     # Sure of blanks, then all symbols alike: 10 log(8) / T of the literature.
-    task = make('copying', delay=200, num_symbols=10)
     logits = np.full((220, 10), -1e9)
     logits[:-10, 8] = logits[-10:, :8] = 0.0
-    result = evaluate(task, answer(logits), task.splits['test'])
-    np.testing.assert_allclose(result.losses, 10 * math.log(8) / 220, rtol=1e-5)
-    task = make('copying', delay=200, num_symbols=10, loss_steps='recalled')
-    result = evaluate(task, answer(logits), task.splits['test'])
-    np.testing.assert_allclose(result.losses, math.log(8), rtol=1e-5)
+    for loss_steps, share in (('all', 10 / 220), ('recalled', 1)):
+      sizes = {'delay': 200, 'num_symbols': 10}
+      task = make('copying', loss_steps=loss_steps, **sizes)
+      losses = evaluate(task, answer(logits), task.splits['test']).losses
+      np.testing.assert_allclose(losses, share * math.log(8), rtol=1e-5)
 
   def test_answers_count_where_symbols_are_named_alone(self):
     task = make('copying')
@@ -253,12 +229,11 @@ class CopyingTest(parameterized.TestCase):
   def test_a_curriculum(self):
     task = make('selective_copying', curriculum=((4, 2), (6, 1)))
     train = task.splits['train']
-    self.assertSequenceEqual([n for n, _ in train.lessons], [2, 1])
-    makers = [*(maker for _, maker in train.lessons), train.make_batch]
-    for length, make_batch in zip((4, 6, 9), makers, strict=True):
-      tokens = np.asarray(make_batch(jax.random.key(0))['tokens'])
-      self.assertEqual(tokens.shape, (16, length + 3))
-      self.assertTrue(((tokens[:, :length] > 0).sum(1) == 3).all())
+    lessons = (*train.lessons, (None, train.make_batch))
+    for lesson, want in zip(lessons, ((4, 2), (6, 1), (9, None)), strict=True):
+      tokens = np.asarray(lesson[1](jax.random.key(0))['tokens'])
+      self.assertEqual((len(tokens[0]) - 3, lesson[0]), want)
+      self.assertTrue(((tokens[:, : want[0]] > 0).sum(1) == 3).all())
     self.assertEqual(task.splits['test']['tokens'].shape[1], 9 + 3)
 
   @parameterized.parameters(('plain', 0), ('gated', 2), (None, 2))
@@ -382,15 +357,12 @@ class StateTrackingTest(parameterized.TestCase):
           result.scores['step_accuracy'][i], hits[valid].mean(), rtol=1e-5
       )
       self.assertEqual(result.scores['accuracy'][i], hits[-1])
-    np.testing.assert_array_equal(
-        every.predict(model, examples), result.predictions
-    )
+    same = np.testing.assert_array_equal
+    same(every.predict(model, examples), result.predictions)
     model.every_step = False
     alone = evaluate(last, model, last.splits['validation'])
-    np.testing.assert_array_equal(alone.predictions, result.predictions)
-    np.testing.assert_array_equal(
-        alone.scores['accuracy'], result.scores['accuracy']
-    )
+    same(alone.predictions, result.predictions)
+    same(alone.scores['accuracy'], result.scores['accuracy'])
 
   def test_report(self):
     task = make('state_tracking', test_lengths=(4, 8, 12))
@@ -434,80 +406,9 @@ class TrainingTest(parameterized.TestCase):
     self.assertTrue((workdir / 'accuracy_over_length.png').exists())
     test = experiment.task.splits['test']
     inputs = {'tokens': test['tokens'], 'length': test['length']}
-    labels = training.load(workdir).predict(inputs)
-    self.assertAlmostEqual(
-        np.mean(labels == test['label']),
-        report['test']['accuracy']['mean'],
-        places=6,
-    )
-
-  @parameterized.parameters(
-      ('adding', 'inputs', 'mse'),
-      ('copying', 'tokens', 'accuracy'),
-      ('selective_copying', 'tokens', 'accuracy'),
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(1)
-  def test_steps_and_predictions(self, name, inputs, metric):
-    task = make(name)
-    program = step.Program(task, optax.adam(1e-2), 25)
-    key = jax.random.key(0)
-    state = program.train_steps(
-        program.init(key), visits.Lesson(0), key, 5, 1.0, key
-    )
-    self.assertTrue(math.isfinite(state.loss))
-    test = task.splits['test']
-    results = program.evaluate(
-        state.params, state.statistics, program.load(test)
-    )
-    graphdef, _, _ = step.split(task.build_model(nnx.Rngs(0)))
-    model = nnx.merge(graphdef, state.params, state.statistics)
-    answers = np.asarray(jax.jit(task.predict)(model, test[inputs]))
-    if name == 'adding':
-      again = np.mean((answers - test['sum']) ** 2)
-    else:
-      again = np.mean(answers == test['symbols'])
-    np.testing.assert_allclose(results.scores[metric].mean(), again, rtol=1e-4)
-
-  @parameterized.parameters(
-      ('Elman', True),
-      ('GRU', True),
-      ('LSTM', True),
-      ('SLSTM', True),
-      ('MinGRU', False),
-      ('MinLSTM', False),
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_who_solves_parity(self, layer, solves):
-    # Trained on up to 20 bits, tested on 100. Not every seed of a cell that can
-    # learn parity does so in 500 steps; no seed of the others does.
-    given = config(
-        'state_tracking', max_length=20, test_lengths=(100,), num_test=300
-    )
-    given.batch_size = 64
-    given.model.layer = layer
-    given.model.features = 32
-    given.optimizer.update(name='adam', weight_decay=0.0)
-    steps = 500
-    task = tasks.TASKS['state_tracking'](given)
-    program = step.Program(
-        task, optimization.make_optimizer(given.optimizer, steps), 300
-    )
-    test = program.load(task.splits['test'])
-    accuracies = []
-    for seed in range(3):
-      key = jax.random.key(seed)
-      state = program.init(key)
-      state = program.train_steps(state, visits.Lesson(0), key, steps, 1.0, key)
-      results = program.evaluate(state.params, state.statistics, test)
-      accuracies.append(results.scores['accuracy'].mean())
-      if solves and accuracies[-1] > 0.99:
-        break
-    if solves:
-      self.assertGreater(accuracies[-1], 0.99, msg=accuracies)
-    else:
-      self.assertLess(max(accuracies), 0.6, msg=accuracies)
+    hits = training.load(workdir).predict(inputs) == test['label']
+    accuracy = report['test']['accuracy']['mean']
+    self.assertAlmostEqual(np.mean(hits), accuracy, places=6)
 
 
 if __name__ == '__main__':

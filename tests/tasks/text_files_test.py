@@ -3,7 +3,6 @@
 import bz2
 import codecs
 import gzip
-import lzma
 import pathlib
 import tracemalloc
 from unittest import mock
@@ -51,18 +50,15 @@ class TextFilesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (b'one\nt\xffo\n', 'line 2, is not UTF-8: byte 2 of the line is 0xff'),
-      (b'\xef\xbb\xbf\xff', 'line 1, is not UTF-8: byte 1 of the line is 0xff'),
       (
           b'\xff\xfea\0\n\0b\0\0\xdc',
           'line 2, is not UTF-16-LE: byte 3 of the line is 0x00',
       ),
       ('ab\n'.encode('utf-16-be'), 'is full of zeros, as UTF-16 without its'),
-      (b'one\rtwo\r', ', line 1, has a carriage return without a newline'),
       (b'one\ntwo\rthree\n', ', line 2, has a carriage return without'),
       (b'one\r\r\n', ', line 1, has a carriage return without'),
       (gzip.compress(b'one\ntwo\n')[:-9], 'is not a whole .gz file'),
       (bz2.compress(b'one\n'), 'what is packed; .* as a plain text or .gz'),
-      (lzma.compress(b'one\n'), 'what is packed; .* as a plain text or .gz'),
       (b'PK\3\4', 'what is packed; .* as a plain text or .gz'),
       (
           gzip.compress(gzip.compress(b'one\n')),

@@ -50,6 +50,13 @@ def prepare(*args):
   make_builder(*args).download_and_prepare()
 
 
+def tensor(*shape):
+  return tfds.features.Tensor(shape=shape, dtype=np.float32)
+
+
+labels = tfds.features.ClassLabel
+
+
 def png(pixels):
   encoded = io.BytesIO()
   Image.fromarray(pixels).save(encoded, 'PNG')
@@ -81,7 +88,7 @@ class TfdsTest(parameterized.TestCase):
         self.directory,
         {
             'image': tfds.features.Image(shape=(4, 3, 3)),
-            'label': tfds.features.ClassLabel(names=['zebra', 'ant']),
+            'label': labels(names=['zebra', 'ant']),
         },
         ('image', 'label'),
         {'train': rows[:15], 'test': rows[15:]},
@@ -107,16 +114,9 @@ class TfdsTest(parameterized.TestCase):
 
   def test_another_process_prepares_it_before_this_one_begins(self):
     rows = [{'x': np.full((2, 3), n, np.float32), 'y': n % 2} for n in range(9)]
-    made = (
-        'made_meanwhile',
-        self.directory,
-        {
-            'x': tfds.features.Tensor(shape=(2, 3), dtype=np.float32),
-            'y': tfds.features.ClassLabel(num_classes=2),
-        },
-        ('x', 'y'),
-        {'train': rows},
-    )
+    features = {'x': tensor(2, 3), 'y': labels(num_classes=2)}
+    made = 'made_meanwhile', self.directory, features, ('x', 'y')
+    made = *made, {'train': rows}
     # It knows no splits, and does not look for them when it finds the set.
     early = make_builder(*made)
     prepare(*made)
@@ -126,23 +126,11 @@ class TfdsTest(parameterized.TestCase):
     self.assertLen(found.splits['train'].inputs, 9)
 
   def test_ragged_features(self):
-    rows = [
-        {
-            'steps': self.rng.standard_normal((n, 2)).astype(np.float32),
-            'y': n % 3,
-        }
-        for n in range(1, 31)
-    ]
-    prepare(
-        'made_steps',
-        self.directory,
-        {
-            'steps': tfds.features.Tensor(shape=(None, 2), dtype=np.float32),
-            'y': tfds.features.ClassLabel(num_classes=3),
-        },
-        ('steps', 'y'),
-        {'train': rows},
-    )
+    make = lambda n: self.rng.standard_normal((n, 2)).astype(np.float32)
+    rows = [{'steps': make(n), 'y': n % 3} for n in range(1, 31)]
+    features = {'steps': tensor(None, 2), 'y': labels(num_classes=3)}
+    splits = {'train': rows}
+    prepare('made_steps', self.directory, features, ('steps', 'y'), splits)
     # As if another process had prepared it at the same time.
     with mock.patch.object(
         tfds.core.DatasetBuilder,
@@ -161,28 +149,15 @@ class TfdsTest(parameterized.TestCase):
     self.assertEqual(found, {n: n % 3 for n in range(1, 31)})
 
   def test_splits_with_other_columns(self):
-    prepare(
-        'made_other_columns',
-        self.directory,
-        {
-            'x': tfds.features.Tensor(shape=(4, None), dtype=np.float32),
-            'label': tfds.features.ClassLabel(num_classes=2),
-        },
-        ('x', 'label'),
-        {
-            split: [
-                {'x': np.ones((4, columns), np.float32), 'label': n % 2}
-                for n in range(20)
-            ]
-            for split, columns in (('train', 3), ('test', 1))
-        },
-    )
-    with self.assertRaisesRegex(
-        ValueError,
-        "source='tfds:made_other_columns', 'test': x has 1 columns, but 3 in"
-        " 'train'",
-    ):
-      self.sequences('made_other_columns')
+    features = {'x': tensor(4, None), 'y': labels(num_classes=2)}
+    make = lambda columns: [
+        {'x': np.ones((4, columns), np.float32), 'y': n % 2} for n in range(20)
+    ]
+    splits = {'train': make(3), 'test': make(1)}
+    prepare('made_columns', self.directory, features, ('x', 'y'), splits)
+    message = "tfds:made_columns', 'test': x has 1 columns, but 3 in 'train'"
+    with self.assertRaisesRegex(ValueError, message):
+      self.sequences('made_columns')
 
   def test_translation(self):
     rows = [{'de': f'{n} Häuser\nhier', 'en': f'{n} houses'} for n in range(60)]
@@ -210,18 +185,11 @@ class TfdsTest(parameterized.TestCase):
     self.assertEqual(task.splits['train']['source'].shape[0], 48)
 
   def test_sets_that_cannot_be_read(self):
-    with self.assertRaisesRegex(
-        ValueError,
-        "'tfds:no_such_set' cannot be read: .* not found. ?; 'tfds build",
-    ):
+    message = "'tfds:no_such_set' cannot be read: .* not found. ?; 'tfds build"
+    with self.assertRaisesRegex(ValueError, message):
       tfds_sets.read('tfds:no_such_set', self.directory)
-    prepare(
-        'made_keyless',
-        self.directory,
-        {'x': tfds.features.Tensor(shape=(2,), dtype=np.float32)},
-        None,
-        {'train': [{'x': np.ones(2, np.float32)}]},
-    )
+    splits = {'train': [{'x': np.ones(2, np.float32)}]}
+    prepare('made_keyless', self.directory, {'x': tensor(2)}, None, splits)
     with self.assertRaisesRegex(ValueError, 'supervised keys None'):
       tfds_sets.read('tfds:made_keyless', self.directory)
     config = base_sequences.get_config()

@@ -25,52 +25,13 @@ from rnnzoo.tasks.images import smnist
 from rnnzoo.training import run_directory
 from tests.testing import made_up_task
 
-VALUES = (
-    None,
-    True,
-    False,
-    -1,
-    0,
-    1,
-    3,
-    2**31 - 1,
-    2**31,
-    2**32,
-    10**30,
-    10**400,
-    -(10**5000),
-    math.nan,
-    math.inf,
-    -math.inf,
-    -0.5,
-    -0.0,
-    0.5,
-    1.0,
-    1 - 1e-12,
-    1e-40,
-    1e-400,
-    1e39,
-    1e300,
-    '',
-    'None',
-    'nan',
-    'no',
-    '0.1',
-    'x' * 10_000,
-    'a\0b',
-    '\ud800',
-    '(',
-    'a{99999999999999}',
-    '../../..',
-    (),
-    (1, 2),
-    [0.5],
-    {},
-    {'a': 1},
-    b'bytes',
-    1j,
-    len,
-)
+NUMBERS = (-1, 0, 1, 3, 2**31 - 1, 2**31, 2**32, 10**30, 10**400, -(10**5000))
+NUMBERS += (math.nan, math.inf, -math.inf, -0.5, -0.0, 0.5, 1.0, 1 - 1e-12)
+NUMBERS += (1e-40, 1e-400, 1e39, 1e300)
+TEXTS = ('', 'None', 'nan', 'no', '0.1', 'x' * 10_000, 'a\0b', '\ud800')
+TEXTS += ('(', 'a{99999999999999}', '../../..')
+VALUES = (None, True, False, *NUMBERS, *TEXTS)
+VALUES += ((), (1, 2), [0.5], {}, {'a': 1}, b'bytes', 1j, len)
 
 # Options that a layer has from the rest of the config, or sets itself.
 SET_ELSEWHERE = ('cell', 'dtype', 'features', 'implementation', 'in_features')
@@ -187,6 +148,9 @@ class ConfigFuzzTest(FuzzTestCase):
         'data.split_seed': (-1, 2**32),
         'data.digits_batch_size': (0, -1),
         'num_epochs': (0, 10**9, 10**30),
+        'num_seeds': (0, -1),
+        'eval_batch_size': (0, -1),
+        'checkpoint_every': (0, -1),
         'batch_size': (0, 10**30),
         'model.features': (0, 10**9),
     }.items():

@@ -57,14 +57,13 @@ def start(
   )
 
 
-class StepsTestCase(absltest.TestCase):
+class StepsTest(absltest.TestCase):
 
   def train(self, *counts, xla_flags='', kind=''):
     """Returns what devices_program says of each count."""
     arguments = [f'{kind}:{count}' if kind else count for count in counts]
-    process = start(
-        'devices_program', *arguments, devices=4, xla_flags=xla_flags
-    )
+    options = {'devices': 4, 'xla_flags': xla_flags}
+    process = start('devices_program', *arguments, **options)
     output, errors = process.communicate()
     self.assertEqual(process.returncode, 0, msg=errors[-3000:])
     results = [json.loads(line) for line in output.splitlines()]
@@ -90,41 +89,23 @@ class StepsTestCase(absltest.TestCase):
     most = sum(result['sizes']) + 2 + 2 * 2 * 2 * 4
     self.assertBetween(sum(n for _, n, _ in found), sum(result['sizes']), most)
 
-
-class StepsTest(StepsTestCase):
-
-  @pytest.mark.exhaustive
-  def test_four_devices(self):
-    one, four = self.train(1, 4, xla_flags=compilation.XLA_FLAGS)
-    self.check_same(one, four)
-    for result in (one, four):
-      self.check_collectives(result)
-
-
-@pytest.mark.slow
-class KindsOfDataTest(StepsTestCase):
-
-  def check(self, kind):
+  def check_kind(self, kind):
     one, four = self.train(1, 4, xla_flags=compilation.XLA_FLAGS, kind=kind)
     self.check_same(one, four)
     self.assertEqual({name for name, *_ in four['collectives']}, {'all-reduce'})
 
+  @pytest.mark.slow
   def test_generator(self):
-    self.check('generator')
+    self.check_kind('generator')
 
   @pytest.mark.exhaustive
   def test_buckets(self):
-    self.check('buckets')
-
-
-@pytest.mark.slow
-class EveryNumberTest(StepsTestCase):
+    self.check_kind('buckets')
 
   @pytest.mark.exhaustive
   def test_every_number_twice(self):
-    # One device and four are compared above.
-    first = self.train(2, 4)
-    again = self.train(4, 2)[::-1]
+    first = self.train(1, 2, 4)
+    again = self.train(4, 2, 1)[::-1]
     self.assertEqual(first, again)  # Bit by bit.
     for result in first:
       self.check_same(first[0], result)
@@ -133,37 +114,34 @@ class EveryNumberTest(StepsTestCase):
 
 class ChoiceTest(parameterized.TestCase):
 
+  def choose(self, devices, *given, **options):
+    here = lambda: jax.local_devices() * devices
+    with mock.patch.object(jax, 'devices', here):
+      return placements.choose(*given, **options)
+
   @parameterized.parameters(
-      (3, 'must be at most 1, the number of devices here; got 3'),
-      (2, 'must be at most 1'),
+      (1, 8, 3, 'must be at most 1, the number of devices here; got 3'),
+      (2, 7, 2, r'must divide the batch of 7 .*; got 2; possible .* \[1\]'),
   )
-  def test_more_than_there_are(self, count, message):
+  def test_refused(self, devices, batch, count, message):
     with self.assertRaisesRegex(ValueError, f'num_devices {message}'):
-      placements.choose(8, count)
-
-  def test_seeds_at_once_have_one_device(self):
-    with mock.patch.object(jax, 'devices', lambda: jax.local_devices() * 4):
-      placement = placements.choose(8, None, seeds_at_once=2)
-    self.assertIsNone(placement.mesh)
-    self.assertIn('(1 of 4 devices: 2 seeds at once have one)', placement.text)
-
-  def test_a_batch_that_cannot_be_split(self):
-    with mock.patch.object(jax, 'devices', lambda: jax.local_devices() * 2):
-      with self.assertRaisesRegex(
-          ValueError,
-          r'divide the batch of 7 examples; got 2; possible .* \[1\]',
-      ):
-        placements.choose(7, 2)
-      placement = placements.choose(7, None)
-    self.assertIsNone(placement.mesh)
-    self.assertIn(
-        '(1 of 2 devices: a batch of 7 cannot be split evenly over more)',
-        placement.text,
-    )
+      self.choose(devices, batch, count)
 
   def test_one_device_has_no_mesh(self):
-    self.assertIsNone(placements.choose(8, None).mesh)
-    self.assertIsNone(placements.choose(8, 1).mesh)
+    for placement, text in (
+        (self.choose(1, 8, None), ''),
+        (self.choose(1, 8, 1), ''),
+        (
+            self.choose(4, 8, None, seeds_at_once=2),
+            '(1 of 4 devices: 2 seeds at once have one)',
+        ),
+        (
+            self.choose(2, 7, None),
+            '(1 of 2 devices: a batch of 7 cannot be split evenly over more)',
+        ),
+    ):
+      self.assertIsNone(placement.mesh)
+      self.assertIn(text, placement.text)
 
 
 class FlagsTest(parameterized.TestCase):
@@ -179,10 +157,11 @@ class FlagsTest(parameterized.TestCase):
       (('a:1', 0, 0), '--num_processes must be at least 1; got 0'),
       (('a', 2, 0), "must be a host and a port.*got 'a'"),
       (('a:b', 2, 0), "must be a host and a port.*got 'a:b'"),
+      (('a:1', 2, 0, True), 'pass either the one or the other'),
   )
   def test_impossible(self, given, message):
     with self.assertRaisesRegex(ValueError, message):
-      processes.initialize(*given, detect=False, heartbeat_seconds=100)
+      processes.initialize(*(*given, False)[:4], heartbeat_seconds=100)
 
   def test_a_wrong_address_is_told_before_the_wait(self):
     def fail(*unused, **unused_options):
@@ -216,10 +195,6 @@ class FlagsTest(parameterized.TestCase):
     waits, told = process.stderr.splitlines()
     self.assertIn('process 1 of 2 waits for the others at localhost:9', waits)
     self.assertRegex(told, 'train.py: .* cannot be connected: .*2 s have pass')
-
-  def test_one_way_or_the_other(self):
-    with self.assertRaisesRegex(ValueError, 'pass either the one or the other'):
-      processes.initialize('a:1', 2, 0, detect=True, heartbeat_seconds=100)
 
   def test_none(self):
     processes.initialize(None, None, None, detect=False, heartbeat_seconds=100)

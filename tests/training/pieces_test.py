@@ -59,23 +59,6 @@ class PiecesTest(made_up_runs.RunsTestCase):
       np.testing.assert_array_equal(np.stack(found), order)
       self.assertLen(sizes, 1)
 
-  @pytest.mark.slow
-  def test_buckets(self):
-    train = made_up_data.SumTask(kind='buckets').splits['train']
-    visits = visits_lib.Visits(train, 4, placements.ONE_DEVICE)
-    program = mock.Mock(steps_per_epoch=9, shuffle=jax.jit(visits.order))
-    key = jax.random.key(3)
-    feed = feed_lib.Feed(program, placements.ONE_DEVICE, train, key, 1, 'host')
-    order = visits.order(key, 1)
-    for step, piece in enumerate(feed.epoch(1)):
-      bucket = int(order.bucket[step])
-      rows = order.orders[bucket][order.place[step]]
-      np.testing.assert_array_equal(
-          piece.examples[bucket]['x'][0], train[bucket]['x'][rows]
-      )
-      self.assertEqual(int(piece.order.order.bucket[0]), bucket)
-    self.assertEqual(step, 8)
-
   @parameterized.parameters('arrays', 'buckets')
   @pytest.mark.slow
   def test_runs_equal_those_of_data_on_the_device(self, kind):
@@ -93,26 +76,14 @@ class PiecesTest(made_up_runs.RunsTestCase):
     self.check_same('device', 'host')
     self.check_same('device', 'host', 'report.json')
 
-  def test_not_several_seeds_at_once(self):
-    with self.assertRaisesRegex(
-        ValueError, "seeds_at_once must be 1 with config.keep_data_on='host'"
-    ):
-      self.prepare('arrays', keep_data_on='host', seeds_at_once=2)
-
 
 class SeedsAtOnceTest(made_up_runs.RunsTestCase):
   TASKS = TASKS
 
-  @parameterized.parameters(('arrays', 2), ('lessons', 3))
+  @parameterized.parameters(('arrays', 2), ('generator', 2), ('lessons', 3))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_equals_separate_runs(self, kind, at_once):
-    self.equals_separate_runs(kind, at_once)
-
-  @pytest.mark.exhaustive
-  def test_of_a_generator_equals_separate_runs(self):
-    self.equals_separate_runs('generator', 2)
-
-  def equals_separate_runs(self, kind, at_once):
     # Seeds stop after different epochs. Patience counts from the lessons' end.
     fields = {'early_stopping.patience': 1, 'optimizer.learning_rate': 0.03}
     fields |= {'num_epochs': 8 if kind == 'lessons' else 7, 'num_seeds': 3}
@@ -156,9 +127,15 @@ class SeedsAtOnceTest(made_up_runs.RunsTestCase):
     self.assertSequenceEqual(active((3, ''), (4, '')), [0, 1])
     self.assertSequenceEqual(active((5, 'all')), [])
 
-  def test_refuses_batches_of_different_lengths(self):
-    with self.assertRaisesRegex(ValueError, 'seeds_at_once must be 1 .*length'):
-      self.prepare('buckets', num_seeds=2, seeds_at_once=2)
+  def test_refused(self):
+    for kind, fields, message in (
+        ('arrays', {'keep_data_on': 'host'}, "1 with .*keep_data_on='host'"),
+        ('buckets', {'num_seeds': 2}, '1 .*length'),
+    ):
+      with self.assertRaisesRegex(
+          ValueError, f'seeds_at_once must be {message}'
+      ):
+        self.prepare(kind, seeds_at_once=2, **fields)
 
 
 if __name__ == '__main__':

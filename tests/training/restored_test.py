@@ -81,9 +81,15 @@ def make_config(name, directory, **data):
   return config
 
 
-def train(config, workdir):
+def quietly(function, *given):
+  """Returns what a function returns, and prints nothing."""
   with contextlib.redirect_stdout(io.StringIO()):
-    training.train_and_evaluate(training.prepare(config, str(workdir)))
+    return function(*given)
+
+
+def train(config, workdir):
+  run = lambda: training.prepare(config, str(workdir))
+  quietly(lambda: training.train_and_evaluate(run()))
 
 
 def traced(task, inputs):
@@ -127,8 +133,7 @@ class EveryTaskTest(parameterized.TestCase):
   @pytest.mark.few(2)
   def test_answers_without_its_data(self, name):
     config = make_config(name, pathlib.Path(self.create_tempdir().full_path))
-    with contextlib.redirect_stdout(io.StringIO()):
-      task = tasks.TASKS[name](config)
+    task = quietly(tasks.TASKS[name], config)
     part = task.splits['test']
     part = part if isinstance(part, dict) else part[0]
     inputs = INPUTS.get(name, lambda part: part['inputs'])(part)
@@ -164,12 +169,11 @@ class RunTest(absltest.TestCase):
     train(config, self.run_path)
     arrays = sequence_files.arrays()
     x = {name: arrays[name][:3] for name in ('x', 'lengths')}
-    with contextlib.redirect_stdout(io.StringIO()):
-      # A task that is a function cannot be restored.
-      make = tasks.find('sequences')
-      find = lambda _: lambda *args: make(*args)
-      with mock.patch.object(trained.tasks, 'find', find):
-        old = training.load(self.run_path)
+    # A task that is a function cannot be restored.
+    make = tasks.find('sequences')
+    find = lambda _: lambda *args: make(*args)
+    with mock.patch.object(trained.tasks, 'find', find):
+      old = quietly(training.load, self.run_path)
     self.assertIn('test', vars(old.task)['splits'])
     expected = old.predict(x)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -177,8 +181,7 @@ class RunTest(absltest.TestCase):
     self.assertEqual(printed.getvalue(), '')
     self.assertEqual(loaded.task.dataset, 'mine.npz')
     self.assertEqual(loaded.task.class_names, ('0', '1'))
-    with contextlib.redirect_stdout(io.StringIO()):
-      self.assertLen(loaded.task.splits, 3)
+    self.assertEqual(quietly(lambda: len(loaded.task.splits)), 3)
     # The same name, with classes of other names.
     there = sequence_files.arrays()
     np.savez(self.directory / 'mine.npz', **there | {'y': there['y'] + 1})
@@ -186,30 +189,19 @@ class RunTest(absltest.TestCase):
         lambda: train(config, self.run_path),
         lambda: len(training.load(self.run_path).task.splits),
     ):
-      with contextlib.redirect_stdout(io.StringIO()):
-        with self.assertRaisesRegex(ValueError, "with other data .*'0' there"):
-          use()
+      with self.assertRaisesRegex(ValueError, "with other data .*'0' there"):
+        quietly(use)
     code, _, err = self.command('evaluate', str(self.run_path))
     self.assertEqual(code, 2)
     self.assertRegex(err, "with other data .*'0' there, '1' here")
     (self.directory / 'mine.npz').unlink()
     loaded = training.load(self.run_path)
     np.testing.assert_array_equal(loaded.predict(x), expected)
-    with self.assertRaisesRegex(
-        ValueError, r'x must be real numbers \[B, T, 2\]'
-    ):
-      loaded.predict({**x, 'x': x['x'][..., :1]})
     with self.assertRaisesRegex(FileNotFoundError, 'mine.npz'):
       len(loaded.task.splits)
     code, out, err = self.command('evaluate', str(self.run_path))
     self.assertEqual((code, out), (2, ''))
     self.assertRegex(err, 'mine.npz.*; evaluate tests models on the data set')
-    described = self.run_path / 'task.json'
-    described.write_text(
-        described.read_text().replace('"mean": [', '"mean": [3')
-    )
-    with self.assertRaisesRegex(training.RunFileError, 'task.json is damaged'):
-      training.load(self.run_path)
 
   @pytest.mark.slow
   def test_a_text_is_gone(self):
@@ -236,12 +228,11 @@ class RunTest(absltest.TestCase):
     self.assertRegex(told[1], r'^seed 0: perplexity .*num_bytes 319\n$')
     with self.assertRaisesRegex(ValueError, 'must have two tokens or more'):
       loaded.perplexity('a')
-    many = self.command(
-        'sample', str(self.run_path), '--prompt=a', '--prompt=b'
-    )
+    sample = 'sample', str(self.run_path)
+    many = self.command(*sample, '--prompt=a', '--prompt=b')
     texts = loaded.sample_many(['a', 'b'])
     self.assertEqual(many[1], '\n\n'.join(texts) + '\n')
-    words = 'sample', str(self.run_path), '--prompt=abc', '--length=40'
+    words = *sample, '--prompt=abc', '--length=40'
     config = (self.run_path / 'config.json').read_text()
     warm = self.command(*words, '--temperature=3')
     self.assertRegex(warm[1], '(?s)^abc.{40}\n$')
@@ -249,14 +240,9 @@ class RunTest(absltest.TestCase):
     other = self.command(*words, '--temperature=3', '--seed=1')
     self.assertNotEqual(other[1], warm[1])
     self.assertEqual((self.run_path / 'config.json').read_text(), config)
-    for flag, name in (
-        ('--length=0', 'length'),
-        ('--temperature=nan', 'temperature'),
-        ('--top_k=0', 'top_k'),
-        ('--top_p=2', 'top_p'),
-        ('--seed=-1', 'seed'),
-    ):
-      code, out, err = self.command(*words, flag)
+    # language_test.py has other values that cannot be.
+    for name in ('length', 'temperature', 'top_k', 'top_p', 'seed'):
+      code, out, err = self.command(*words, f'--{name}=-1')
       self.assertEqual((code, out), (2, ''))
       self.assertRegex(err, f'^rnnzoo: {name} must be .*; got .*\n$')
     loaded.config.data.sample_length = 2
@@ -290,14 +276,14 @@ class RunTest(absltest.TestCase):
       with self.assertRaisesRegex(FileNotFoundError, 'scale.txt'):
         training.load(self.run_path)
       tasks.register('of_paper', OfPaper)
-      with mock.patch.object(OfPaper, 'restore', tasks.Task.restore):
-        with self.assertRaisesRegex(NotImplementedError, 'must define restore'):
-          training.load(self.run_path)
-      with mock.patch.object(OfPaper, 'restore', lambda _, told: told['mean']):
-        with self.assertRaisesRegex(
-            training.RunFileError, "task.json is not what the task 'of_paper'"
-        ):
-          training.load(self.run_path)
+      not_what = "task.json is not what the task 'of_paper'"
+      for restore, error, message in (
+          (tasks.Task.restore, NotImplementedError, 'must define restore'),
+          (lambda _, told: told['mean'], training.RunFileError, not_what),
+      ):
+        with mock.patch.object(OfPaper, 'restore', restore):
+          with self.assertRaisesRegex(error, message):
+            training.load(self.run_path)
 
   def check_flags(self, config):
     """Tests --mode=predict of train.py, whose config has to be the run's."""
@@ -310,8 +296,7 @@ class RunTest(absltest.TestCase):
         self.assertEqual(out.getvalue(), 'a: 2.5\n')
         holder.value = config.copy_and_resolve_references()
         holder.value.num_epochs = 7
-        errors = io.StringIO()
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
           with self.assertRaises(SystemExit):
             command_line.main(['train.py'])
         self.assertIn('num_epochs: 1 there, 7 here', errors.getvalue())
@@ -320,12 +305,13 @@ class RunTest(absltest.TestCase):
     config = made_up_task.base_config()
     config.update(task='sign', num_epochs=1)
     described = {'mean': np.ones(2)}
-    with mock.patch.object(tasks, 'TASKS', {'sign': made_up_task.SignTask}):
-      with mock.patch.object(
-          made_up_task.SignTask, 'describe', lambda _: described
-      ):
-        with self.assertRaisesRegex(ValueError, 'describe must return what'):
-          training.prepare(config, str(self.run_path))
+    task = made_up_task.SignTask
+    with (
+        mock.patch.object(tasks, 'TASKS', {'sign': task}),
+        mock.patch.object(task, 'describe', lambda _: described),
+        self.assertRaisesRegex(ValueError, 'describe must return what'),
+    ):
+      training.prepare(config, str(self.run_path))
 
 
 if __name__ == '__main__':

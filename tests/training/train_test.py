@@ -105,14 +105,8 @@ class ResumeTest(absltest.TestCase):
     for process, (_, errors) in zip((whole, resumed), outputs, strict=True):
       self.assertEqual(process.returncode, 0, msg=errors)
     self.assertIn('seed 0: resumed after epoch 1\n', outputs[1][0])
-    for name in (
-        'config.json',
-        'report.json',
-        'report.txt',
-        'seed_0/metrics.csv',
-        'seed_0/result.json',
-        'seed_1/metrics.csv',
-    ):
+    names = 'config.json', 'report.json', 'report.txt', 'seed_0/result.json'
+    for name in (*names, 'seed_0/metrics.csv', 'seed_1/metrics.csv'):
       self.assertEqual(
           *((path / name).read_bytes() for path in workdirs.values()), msg=name
       )
@@ -131,23 +125,17 @@ class ResumeTest(absltest.TestCase):
     """The output and the files of a run."""
     lines = output.splitlines()
     self.assertIn(DIGITS, lines[0])
-    report = json.loads((workdir / 'report.json').read_text())
-    accuracies = [seed['test']['accuracy'] for seed in report['seeds']]
-    self.assertRegex(lines[-1], r'^test accuracy: [01]\.\d{4}$')
+    text = (workdir / 'report.json').read_text()
+    self.assertIn(DIGITS, text)
+    accuracies = [
+        seed['test']['accuracy'] for seed in json.loads(text)['seeds']
+    ]
     self.assertEqual(lines[-1], f'test accuracy: {np.mean(accuracies):.4f}')
-    for name in (
-        'report.json',
-        'report.txt',
-        'run.json',
-        'seed_0/metrics.csv',
-        'seed_0/result.json',
-    ):
-      self.assertIn(DIGITS, (workdir / name).read_text(), msg=name)
     events = next((workdir / 'seed_0').glob('events.*')).read_bytes()
     self.assertIn(DIGITS.encode(), events)
 
 
-class InterruptedTestCase(absltest.TestCase):
+class OutcomeTest(absltest.TestCase):
 
   def check_interrupted(self, *modules: str) -> None:
     """Ctrl-C while a module is imported, each of which is at another moment.
@@ -177,8 +165,22 @@ class InterruptedTestCase(absltest.TestCase):
             f' .*--workdir={workdirs[name]}$',
         )
 
+  @pytest.mark.slow
+  def test_interrupted(self):
+    self.check_interrupted('absl.flags', 'sklearn.metrics')
 
-class OutcomeTest(InterruptedTestCase):
+  @pytest.mark.exhaustive
+  def test_interrupted_at_more_moments(self):
+    self.check_interrupted(
+        'jax',
+        'ml_collections',
+        'rnnzoo.training',
+        'orbax.checkpoint',
+        'rnnzoo.tasks.images.smnist',
+        'tensorboardX.summary',
+        'sklearn.datasets',
+        'matplotlib.figure',
+    )
 
   @pytest.mark.slow
   def test_diverged_with_fields_that_are_not_listed(self):
@@ -237,26 +239,6 @@ class OutcomeTest(InterruptedTestCase):
         r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
     )
 
-  @pytest.mark.slow
-  def test_interrupted(self):
-    self.check_interrupted('absl.flags', 'sklearn.metrics')
-
-
-@pytest.mark.exhaustive
-class InterruptedTest(InterruptedTestCase):
-
-  def test_interrupted_at_more_moments(self):
-    self.check_interrupted(
-        'jax',
-        'ml_collections',
-        'rnnzoo.training',
-        'orbax.checkpoint',
-        'rnnzoo.tasks.images.smnist',
-        'tensorboardX.summary',
-        'sklearn.datasets',
-        'matplotlib.figure',
-    )
-
 
 @pytest.mark.slow
 class ErrorsTest(absltest.TestCase):
@@ -267,20 +249,15 @@ class ErrorsTest(absltest.TestCase):
     begin = 'def get_config():\n  '
     config = f'{base}{begin}config = base_smnist.get_config()\n  config.'
     cases = {
-        'nothing': ('', 'AttributeError: .*get_config'),
         'syntax': ('def get_config(:\n', 'SyntaxError: .*syntax.py, line 1'),
-        'null': ('\0', 'SyntaxError: .*null bytes'),
         'raises': (f'{begin}1 / 0\n', 'raises.py, line 2: ZeroDiv'),
-        'key': (f'{begin}{{}}[1]\n', 'key.py, line 2: KeyError: 1'),
         'file': ('open("/no/where")\n', "'/no/where'"),
-        'module': ('import no_such\n', 'module.py, line 1: ModuleNotFoundErr'),
         'beside': ('import typo\n', "beside.py, line 1: .*No module .*'typo'"),
         'argument': ('def get_config(x):\n  pass\n', 'TypeError: get_config'),
         'none': (f'{begin}pass\n', 'ConfigDict; got a NoneType'),
-        'dict': (f'{begin}return {{}}\n', 'ConfigDict; got a dict'),
         'typo': (
             f'{config}num_epoch = 3\n',
-            'typo.py, line 4: AttributeError: .*num_epoch',
+            'typo.py, line 4: Attr.*num_epoch',
         ),
         'type': (f'{config}num_epochs = "3"\n', 'type.py, line 4: TypeError'),
     }
@@ -326,18 +303,12 @@ class ErrorsTest(absltest.TestCase):
     cases = {
         '--config.epochs=3': 'cannot be read .*: .*epochs',
         '--config.num_epochs=many': f"num_epochs=many: .*'many'{typed}",
-        '--config.num_devices=None': f"num_devices=None: .*'None'{typed}",
         '--config.optimizer.learning_rate=x': f"learning_rate=x: .*'x'{typed}",
-        '--config.model.residual=maybe': f"residual=maybe: .*'maybe'.*{typed}",
         '--epochs=3': "flag 'epochs'",
         'epochs=3': "unknown argument 'epochs=3'",
         '--config.model.layer=GRUU': "unknown layer 'GRUU'.*AGRU",
-        '--config.optimizer={}': "optimizer has no field 'name'",
         '--config.optimizer=3': f'optimizer=3: .*{typed}',
-        '--config.seed.x=3': 'cannot be read .*: ',
-        '--config.model.layer.x=3': 'cannot be read .*: ',
         '--config.a b=3': "<field>=<value>, cannot be read .*'a b'",
-        '--config.=3': '<field>=<value>, cannot be read .*: ',
         given: '--config is given 2 times; pass it once',
         '--length=9': '--length is for samples, with --mode=sample',
         '--model_seed=1': '--model_seed is for a run that is there',
@@ -357,7 +328,6 @@ class ErrorsTest(absltest.TestCase):
         ((given, '--mode=sample', '--length=x'), "--length=x: .*'x'"),
         (('--config.num_epochs=3', given), 'before a value for --config'),
     ]
-    self.assertLen(runs, 29)
     self.check_all(runs)
 
 

@@ -26,7 +26,6 @@ from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
-from rnnzoo.training import checkpointing
 from rnnzoo.training import feed
 from rnnzoo.training import loop
 from rnnzoo.training import optimization
@@ -47,97 +46,61 @@ def make_program(learning_rate=1e-2):
   return task, step_lib.Program(task, optimizer, eval_batch_size=4)
 
 
+SGD = {'name': 'sgd', 'weight_decay': 0.1}
+
+
 class OptimizationTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.config = made_up_task.base_config().optimizer
-    self.params = {
-        'kernel': jnp.array([1.0, -2.0, 3.0]),
-        'bias': jnp.array([0.5]),
+    parts = lambda kernel, bias: {
+        'kernel': jnp.array(kernel),
+        'bias': jnp.array([bias]),
     }
-    self.gradients = {
-        'kernel': jnp.array([3.0, 4.0, 0.0]),
-        'bias': jnp.array([12.0]),
-    }
+    self.params = parts([1.0, -2.0, 3.0], 0.5)
+    self.gradients = parts([3.0, 4.0, 0.0], 12.0)
 
-  def update(self):
-    optimizer = optimization.make_optimizer(self.config, num_steps=100)
-    updates, _ = optimizer.update(
-        self.gradients, optimizer.init(self.params), self.params
-    )
-    return updates
-
-  @parameterized.named_parameters(
+  @parameterized.parameters(
       # As torch's Adam(weight_decay=...) after clip_grad_norm_. SGD shows what
       # Adam's first step would hide: that is the sign of the gradient.
-      (
-          'decay_after_clipping',
-          {'name': 'sgd', 'clip_norm': 1.0, 'weight_decay': 0.1},
-          {'kernel': [-3 / 13 - 0.1, -4 / 13 + 0.2, -0.3]},
-      ),
+      (SGD | {'clip_norm': 1.0}, [-3 / 13 - 0.1, -4 / 13 + 0.2, -0.3]),
       # One step of the learning rate against gradient plus decay.
+      (SGD | {'name': 'adam', 'clip_norm': 1.0}, [-1.0, -1.0, -1.0]),
+      (SGD | {'name': 'adamw'}, [-1.0 - 0.1, -1.0 + 0.2, -0.3]),
+      (SGD, [-3.1, -3.8, -0.3], -12.05),
       (
-          'decay_before_the_moments',
-          {'name': 'adam', 'clip_norm': 1.0, 'weight_decay': 0.1},
-          {'kernel': [-1.0, -1.0, -1.0]},
+          SGD | {'weight_decay_exclude': 'recurrent_kernel|bias'},
+          [-3.1, -3.8, -0.3],
+          -12.0,
       ),
       (
-          'adamw_decays_apart',
-          {'name': 'adamw', 'weight_decay': 0.1},
-          {'kernel': [-1.0 - 0.1, -1.0 + 0.2, -0.3]},
-      ),
-      (
-          'all_decay',
-          {'name': 'sgd', 'weight_decay': 0.1},
-          {'kernel': [-3.1, -3.8, -0.3], 'bias': [-12.05]},
-      ),
-      (
-          'excluded_does_not_decay',
-          {'name': 'sgd', 'weight_decay': 0.1}
-          | {'weight_decay_exclude': 'recurrent_kernel|bias'},
-          {'kernel': [-3.1, -3.8, -0.3], 'bias': [-12.0]},
-      ),
-      (
-          'clip_value_cuts_each_entry',
           {'name': 'sgd', 'clip_value': 3.5},
-          {'kernel': [-3.0, -3.5, 0.0], 'bias': [-3.5]},
+          [-3.0, -3.5, 0.0],
+          -3.5,
       ),
       (
-          'rate_factors',
-          {'name': 'adamw', 'weight_decay': 0.1}
-          | {'rate_factors': (('bias', 0.5), ('', 2.0))},
-          {'kernel': [-2.2, -1.6, -0.6], 'bias': [-0.525]},
+          SGD | {'name': 'adamw', 'rate_factors': (('bias', 0.5), ('', 2.0))},
+          [-2.2, -1.6, -0.6],
+          -0.525,
       ),
       # The first momentum is the gradient; Nesterov's step goes on along it.
       (
-          'nesterov',
           {'name': 'sgd', 'nesterov': True, 'b1': 0.5},
-          {'bias': [-12.0 * 1.5]},
+          [-4.5, -6.0, 0.0],
+          -12.0 * 1.5,
       ),
   )
-  def test_first_update(self, fields, expected):
+  def test_first_update(self, fields, kernel, bias=None):
     self.config.update(learning_rate=1.0, clip_norm=0.0, weight_decay=0.0)
     self.config.update(fields)
-    updates = self.update()
-    for name, values in expected.items():
-      rtol = 1e-4 if 'adam' in self.config.name else 1e-6
-      np.testing.assert_allclose(updates[name], values, rtol)
-
-  def test_exclusion_finds_parameters_of_a_model(self):
-    params = nnx.state(
-        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
-    )
-    mask = optimization.decay_mask('recurrent_kernel|bias')(params)
-    decays = {
-        jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_flatten_with_path(mask)[0]
-    }
-    for path, leaf in decays.items():
-      self.assertEqual(
-          leaf, 'recurrent_kernel' not in path and 'bias' not in path, msg=path
-      )
-    self.assertIn(False, decays.values())
+    optimizer = optimization.make_optimizer(self.config, num_steps=100)
+    state = optimizer.init(self.params)
+    updates, _ = optimizer.update(self.gradients, state, self.params)
+    rtol = 1e-4 if 'adam' in self.config.name else 1e-6
+    np.testing.assert_allclose(updates['kernel'], kernel, rtol)
+    if bias is not None:
+      np.testing.assert_allclose(updates['bias'], [bias], rtol)
 
   @parameterized.parameters(
       ('cosine', 10, {0: 0.0, 5: 0.5, 10: 1.0, 60: 0.5, 110: 0.0}),
@@ -176,25 +139,20 @@ class OptimizationTest(parameterized.TestCase):
     # Adam's first step is one of the learning rate, that of the third step.
     np.testing.assert_allclose(updates['bias'], [-schedule(2)], rtol=1e-5)
 
-  @parameterized.named_parameters(
-      ('name', {'name': 'lion'}, "'adam', 'adamw'"),
-      ('schedule', {'schedule': 'steps'}, "'constant', 'cosine', 'step'"),
-      ('nesterov', {'name': 'rmsprop', 'nesterov': True}, "for 'rmsprop'"),
-      ('floor', {'plateau_floor': 0.1}, 'plateau_floor must be at most'),
-      ('rate', {'learning_rate': 0.0}, 'rate must be a number above 0'),
-      ('clip', {'clip_norm': -1.0}, 'clip_norm must be a number of at least 0'),
-      ('exclude', {'weight_decay_exclude': '('}, 'regular expression'),
-      ('pairs', {'rate_factors': ('a', 0.1)}, 'must be pairs of a regular exp'),
-      ('factor', {'rate_factors': (('a', -1.0),)}, 'must be pairs of'),
+  # config_fuzz_test.py has values of every field.
+  @parameterized.parameters(
+      ({'name': 'lion'}, "'adam', 'adamw'"),
+      ({'schedule': 'steps'}, "'constant', 'cosine', 'step'"),
+      ({'name': 'rmsprop', 'nesterov': True}, "for 'rmsprop'"),
+      ({'rate_factors': (('a', -1.0),)}, 'must be pairs of a regular exp'),
   )
   def test_impossible(self, fields, message):
     self.config.update(fields)
     with self.assertRaisesRegex(ValueError, message):
       optimization.make_optimizer(self.config, num_steps=1)
 
-  @parameterized.named_parameters(
+  @parameterized.parameters(
       (
-          'floor_and_min_delta',
           {'plateau_floor': 0.2, 'plateau_min_delta': 0.1}
           | {'learning_rate': 0.5, 'plateau_patience': 0},
           [(2.0, 1.0), (1.95, 0.5), (1.8, 0.5), (1.75, 0.4), (1.0, 0.4)],
@@ -202,7 +160,6 @@ class OptimizationTest(parameterized.TestCase):
       # Two epochs without improvement are tolerated, the third halves. No
       # number is no improvement.
       (
-          'patience',
           {'plateau_patience': 2},
           [(1.0, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 1.0), (0.9, 0.5)]
           + [(float('nan'), 0.5), (0.8, 0.5), (0.9, 0.5)],
@@ -219,9 +176,6 @@ class OptimizationTest(parameterized.TestCase):
   def test_no_plateau(self):
     self.config.plateau_factor = 1.0
     self.assertIsNone(optimization.make_plateau(self.config))
-    self.config.plateau_factor = 2.0
-    with self.assertRaisesRegex(ValueError, 'plateau_factor'):
-      optimization.make_plateau(self.config)
 
 
 class ProgramTest(parameterized.TestCase):
@@ -297,31 +251,22 @@ class ProgramTest(parameterized.TestCase):
       step_lib.Program(task, optax.sgd(1.0), 4, dropconnect_rate=0.5)
 
   @pytest.mark.slow
-  def test_statistics_move_in_training_only(self):
+  def test_evaluation_sees_every_example_once(self):
     task, program, state = self.run_calls([1])
     fresh = program.init(jax.random.key(0))
     same = jax.tree.map(np.array_equal, fresh.statistics, state.statistics)
     self.assertNotIn(True, jax.tree.leaves(same))
-    given = state.params, state.statistics, task.splits['test']
-    first, again = program.evaluate(*given), program.evaluate(*given)
-    np.testing.assert_array_equal(first.losses, again.losses)
-
-  @pytest.mark.slow
-  def test_evaluation_sees_every_example_once(self):
-    task, program, state = self.run_calls([1])
-    evaluation = program.evaluate(
-        state.params, state.statistics, task.splits['validation'], predict=True
-    )
+    given = state.params, state.statistics, task.splits['validation']
+    evaluation, again = [
+        program.evaluate(*given, predict=True) for _ in range(2)
+    ]
+    # Statistics move in training only.
+    np.testing.assert_array_equal(evaluation.losses, again.losses)
     model = task.build_model(nnx.Rngs(0))
     nnx.update(model, state.params, state.statistics)
     # One batch of 11 instead of three of 4.
     expected = task.evaluate(model, task.splits['validation'])
     chex.assert_trees_all_close(evaluation, expected, rtol=1e-5)
-
-  @pytest.mark.slow
-  def test_learns(self):
-    _, _, state = self.run_calls([7 * 40])
-    self.assertGreater(state.scores['accuracy'] / 7, 0.8)
 
   @pytest.mark.slow
   def test_gradient_norm(self):
@@ -426,22 +371,14 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     stored = json.loads((self.workdir / 'report.json').read_text())
     self.assertEqual(stored, report)
     for name in ('curves.png', 'confusion_matrix.png'):
-      self.assertStartsWith(
-          (self.workdir / name).read_bytes(), b'\x89PNG', msg=name
-      )
+      content = (self.workdir / name).read_bytes()
+      self.assertStartsWith(content, b'\x89PNG', msg=name)
     for seed in (0, 1):
       directory = self.workdir / f'seed_{seed}'
       lines = (directory / 'metrics.csv').read_text().splitlines()
       self.assertLen(lines, 1 + 4)
       self.assertStartsWith(lines[1], 'made up,1,')
       self.assertNotEmpty(list(directory.glob('events.*')))
-    self.check_seconds()
-    # A finished seed is not run again.
-    with mock.patch.object(loop, 'run_seeds') as run_seeds:
-      self.assertEqual(self.train(), report)
-      run_seeds.assert_not_called()
-
-  def check_seconds(self):
     text = (self.workdir / 'seed_0/seconds.csv').read_text()
     head, *lines = (line.split(',') for line in text.splitlines())
     self.assertEqual(
@@ -449,15 +386,17 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         'dataset epoch seconds training validation compiled'
         ' sequences_per_second peak_memory_mib',
     )
-    self.assertEqual([line[1] for line in lines], ['1', '2', '3', '4'])
-    self.assertEqual([line[5] for line in lines], ['1', '0', '0', '0'])
-    for _, _, total, training_, validation, _, rate, memory in lines:
-      self.assertGreaterEqual(
-          float(total) + 1e-5, float(training_) + float(validation)
-      )
+    for row, line in enumerate(lines):
       # Seven steps of eight examples; a CPU does not tell its memory.
-      self.assertAlmostEqual(float(rate) * float(training_) / 56, 1, delta=0.01)
-      self.assertEqual(memory, '')
+      self.assertEqual(line[1], str(row + 1))
+      self.assertEqual(line[5:8:2], ['0' if row else '1', ''])
+      self.assertAlmostEqual(
+          float(line[6]) * float(line[3]) / 56, 1, delta=0.01
+      )
+    # A finished seed is not run again.
+    with mock.patch.object(loop, 'run_seeds') as run_seeds:
+      self.assertEqual(self.train(), report)
+      run_seeds.assert_not_called()
 
   @pytest.mark.slow
   def test_metrics_are_those_of_the_best_epoch(self):
@@ -473,18 +412,14 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     model = training.best_model(experiment, seed=0)
     row = history[seed['best_epoch'] - 1]
     names = 'loss', 'accuracy'
-    for split, given in (
-        ('validation', {name: row[f'validation_{name}'] for name in names}),
-        ('test', seed['test']),
-    ):
+    validation = {name: row[f'validation_{name}'] for name in names}
+    for split, given in (('validation', validation), ('test', seed['test'])):
       examples = experiment.task.splits[split]
       losses, _, _, predictions = experiment.task.evaluate(model, examples)
-      hits = sum(
-          int(a == b)
-          for a, b in zip(predictions, examples['label'], strict=True)
-      )
+      labels = examples['label'].tolist()
+      hits = [k for k, label in enumerate(labels) if predictions[k] == label]
       with self.subTest(split):
-        self.assertEqual(given['accuracy'], hits / len(examples['label']))
+        self.assertEqual(given['accuracy'], len(hits) / len(labels))
         self.assertAlmostEqual(given['loss'], np.mean(losses), places=5)
     with self.assertRaisesRegex(FileNotFoundError, 'no checkpoint'):
       training.best_model(experiment, seed=5)
@@ -520,16 +455,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.assertIsNotNone(report['test']['loss']['mean'])
     # The same once more from the files, which hold null.
     self.assertEqual(self.train(), report)
-
-  @pytest.mark.slow
-  def test_no_epoch_with_a_finite_loss(self):
-    self.config.update(num_seeds=1)
-    self.config.optimizer.update(learning_rate=1e38, clip_norm=0.0, name='sgd')
-    report = self.train()
-    self.assertEqual(report['diverged'], [0])
-    (seed,) = report['seeds']
-    self.assertEqual(seed['best_epoch'], 0)
-    self.assertIsNotNone(report['test']['loss']['mean'])
 
   def test_the_name_says_what_was_changed(self):
     defaults = self.config.copy_and_resolve_references()
@@ -647,7 +572,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         report_lib.format_numbers(numbers), 'mse: 126.3\ncount: 3\n'
     )
 
-  def test_another_config_is_refused(self):
+  def test_another_config_or_data_set_is_refused(self):
     self.prepare()
     self.config.data.manual_dir = 'elsewhere'  # Says nothing about the result.
     self.prepare()
@@ -657,53 +582,25 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       message = f'another config .{field}: {there} there, {here} here'
       with self.assertRaisesRegex(ValueError, message):
         self.prepare(config)
-
-  def test_other_data_of_the_same_name_are_told(self):
-    def prepare():
-      with contextlib.redirect_stdout(io.StringIO()) as out:
-        self.prepare()
-      return out.getvalue()
-
-    prepare()
-    self.assertEqual(prepare(), '')
-    changed = made_up_task.SignTask()
-    changed.splits['train']['inputs'][0, 0, 0] *= 1 + 1e-6
-    with mock.patch.object(tasks, 'TASKS', {'sign': lambda _: changed}):
-      self.assertIn('not the same in every bit', prepare())
-
-  def test_another_data_set_is_refused(self):
-    data = run_data.Data('A')
-    run_directory.open_or_create(self.config, data, str(self.workdir), 'x')
-    with self.assertRaisesRegex(ValueError, "dataset: 'A' there, 'B' here"):
-      run_directory.open_or_create(
-          self.config, run_data.Data('B'), str(self.workdir), 'x'
-      )
+    other = run_data.Data('B')
+    with self.assertRaisesRegex(ValueError, "'made up' there, 'B' here"):
+      run_directory.open_or_create(self.config, other, str(self.workdir), 'x')
 
   def test_a_test_may_have_fields_of_its_own(self):
     def open_as(config, mode, digest='a', **numbers):
       arrays = {f"['{name}'][0]['x']": [str(n)] for name, n in numbers.items()}
+      summary = {"['train'][0]['x']": ['0']} | arrays
+      data = run_data.Data('A', digest=digest, summary=lambda: summary)
+      given = config, data, str(self.workdir), 'x'
       with contextlib.redirect_stdout(io.StringIO()) as out:
-        run_directory.open_or_create(
-            config,
-            run_data.Data(
-                'A',
-                digest=digest,
-                summary=lambda: {"['train'][0]['x']": ['0']} | arrays,
-            ),
-            str(self.workdir),
-            'x',
-            mode=mode,
-        )
+        run_directory.open_or_create(*given, mode=mode)
       return out.getvalue()
 
     open_as(self.config, 'train')
     there = self.config.eval_batch_size
     self.config.eval_batch_size = there + 1
-    with self.assertRaisesRegex(
-        ValueError,
-        f'eval_batch_size: {there} there, {there + 1} here.; pass another'
-        ' --workdir, or, to go on with that run, the flags',
-    ):
+    message = f'{there} there, {there + 1} here.; pass another --workdir, or,'
+    with self.assertRaisesRegex(ValueError, f'eval_batch_size: {message}'):
       open_as(self.config, 'train')
     self.assertEqual(open_as(self.config, 'evaluate'), '')
     self.assertIn('in every bit', open_as(self.config, 'evaluate', 'b'))
@@ -712,9 +609,8 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     # Fields by which the tests are others, and they alone.
     with self.config.unlocked():
       self.config.data.num_test = 5
-    with mock.patch.object(
-        run_directory, '_OF_TESTS', {'eval_batch_size': (), 'data.num_test': ()}
-    ):
+    of_tests = {'eval_batch_size': (), 'data.num_test': ()}
+    with mock.patch.object(run_directory, '_OF_TESTS', of_tests):
       self.assertEqual(open_as(self.config, 'evaluate', 'b', test=1), '')
       told = open_as(self.config, 'evaluate', 'b', test=1, train=1)
     self.assertIn("(other numbers in ['train'][0]['x'])", told)
@@ -722,11 +618,8 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       del self.config.data.num_test
     self.config.seed += 1
     for mode in ('evaluate', 'predict', 'sample'):
-      with self.assertRaisesRegex(
-          ValueError,
-          r'seed: .*\); pass the flags that it was trained with, or take its'
-          f' own config, by rnnzoo {mode} {self.workdir}$',
-      ):
+      message = rf'seed: .*\); pass .* by rnnzoo {mode} {self.workdir}$'
+      with self.assertRaisesRegex(ValueError, message):
         run_directory.check_same(self.workdir, self.config, mode=mode)
     self.assertIn('data.test_samplings', run_directory.of_tests('skeletons'))
     self.assertEqual(run_directory.of_tests('smnist'), ('eval_batch_size',))
@@ -740,18 +633,8 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         config = module.get_config()
         self.assertIn(name, run_directory.flatten(config.to_dict()))
 
-  def test_impossible_fields(self):
-    for name, value in (
-        ('num_epochs', 0),
-        ('num_seeds', 0),
-        ('seed', -1),
-        ('batch_size', 0),
-        ('eval_batch_size', 0),
-        ('checkpoint_every', 0),
-        ('checkpoint_seconds', -1.0),
-        ('task', 'mnist'),
-        ('monitor', 'test_loss'),
-    ):
+  def test_impossible_fields(self):  # config_fuzz_test.py has all of them.
+    for name, value in (('task', 'mnist'), ('monitor', 'test_loss')):
       config = self.config.copy_and_resolve_references()
       config[name] = value
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
@@ -764,33 +647,33 @@ class TrainAndEvaluateTest(parameterized.TestCase):
 
 class EpochTimesTest(absltest.TestCase):
 
-  def run_epochs(self, times, *seconds_and_lessons):
+  def setUp(self):
+    super().setUp()
+    self.path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
+
+  def run_epochs(self, done, *seconds_and_lessons, **options):
+    """Returns the times of epochs behind those that are done."""
+    times, lessons = records.EpochTimes(self.path, 'a, b', done, **options), []
     with mock.patch.object(records, 'time') as time:
-      for seconds, lesson in seconds_and_lessons:
+      for epoch, (seconds, lesson) in enumerate(seconds_and_lessons, done + 1):
         time.monotonic.return_value = 0.0
-        self.assertEqual(times.start(lesson), lesson not in self.lessons)
-        self.lessons.add(lesson)
+        self.assertEqual(times.start(lesson), lesson not in lessons)
+        lessons.append(lesson)
         for name in ('training', 'validation'):
           time.monotonic.return_value += seconds / 4
           times.lap(name)
         time.monotonic.return_value = seconds
-        self.epoch += 1
-        times.write(self.epoch)
+        times.write(epoch)
+        if epoch == 1:
+          self.assertEqual(times.summary(), '')
+    return times
 
   def test_resumed(self):
-    path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
-    times, self.lessons = records.EpochTimes(path, 'a, b', done=0), set()
-    self.epoch = 0
-    self.run_epochs(times, (9.0, 0))
-    self.assertEqual(times.summary(), '')
-    self.run_epochs(times, (2.0, 0), (2.0, 0))
+    self.run_epochs(0, (9.0, 0), (2.0, 0), (2.0, 0))
     # Epoch 3 was done, but is in no checkpoint.
-    times = records.EpochTimes(path, 'a, b', done=2, num_examples=8)
-    self.epoch = 2
-    self.lessons = set()
-    self.run_epochs(times, (4.0, 0), (4.0, 0))
+    times = self.run_epochs(2, (4.0, 0), (4.0, 0), num_examples=8)
     self.assertEqual(
-        path.read_text().splitlines()[1:],
+        self.path.read_text().splitlines()[1:],
         [
             '"a, b",1,9.0,2.25,2.25,1,0.0,',
             '"a, b",2,2.0,0.5,0.5,0,0.0,',
@@ -805,40 +688,14 @@ class EpochTimesTest(absltest.TestCase):
     )
 
   def test_each_lesson_is_compiled(self):
-    path = pathlib.Path(self.create_tempdir().full_path) / 'seconds.csv'
-    times = records.EpochTimes(path, 'a', done=0, num_examples=8)
-    self.epoch = 0
-    self.lessons = set()
-    self.run_epochs(times, (9.0, 0), (2.0, 0), (9.0, 1), (6.0, 1))
-    rows = [line.split(',') for line in path.read_text().splitlines()]
-    self.assertSequenceEqual([row[5] for row in rows[1:]], ['1', '0'] * 2)
+    epochs = (9.0, 0), (2.0, 0), (9.0, 1), (6.0, 1)
+    times = self.run_epochs(0, *epochs, num_examples=8)
     self.assertEqual(
         times.summary(),
         '4.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
         ' of 2, without compilation, over lessons of unlike steps), 8 sequences'
         ' a second',
     )
-
-
-class CheckpointsTest(absltest.TestCase):
-
-  def test_the_latest_comes_back(self):
-    directory = self.create_tempdir().full_path
-    params = nnx.state(
-        made_up_task.SignTask().build_model(nnx.Rngs(0)), nnx.Param
-    )
-    optimizer_state = optax.adam(1e-3).init(params)
-    tree = (params, optimizer_state)
-    zeros = jax.tree.map(jnp.zeros_like, tree)
-    with checkpointing.Checkpoints(directory) as checkpoints:
-      self.assertIsNone(checkpoints.restore(zeros, params))
-      checkpoints.save(1, zeros, params, {'x': 0.1})
-      checkpoints.save(2, tree, params, {'x': 1 / 3})
-    with checkpointing.Checkpoints(directory) as checkpoints:
-      state, best, progress = checkpoints.restore(zeros, zeros[0])
-    chex.assert_trees_all_equal(state, tree)
-    chex.assert_trees_all_equal(best, params)
-    self.assertEqual(progress, {'x': 1 / 3})
 
 
 class ClassificationTest(absltest.TestCase):

@@ -1,7 +1,6 @@
 """Going on: from another run's weights, with other rates, to more epochs."""
 
 import contextlib
-import importlib
 import io
 import pathlib
 import shutil
@@ -143,39 +142,6 @@ class WarmStartTest(made_up_runs.RunsTestCase):
         self.assertAlmostEqual(one['train_loss'], other['train_loss'], places=3)
 
 
-class PretrainingTest(absltest.TestCase):
-
-  @pytest.mark.slow
-  def test_pretraining_helps_where_labels_are_few(self):
-    workdir = pathlib.Path(self.create_tempdir().full_path)
-    rng = np.random.default_rng(0)
-    pattern = rng.standard_normal((16, 2))
-    for name, count in (('many', 600), ('few', 20)):
-      for split, size in (('train', count), ('validation', 40), ('test', 200)):
-        x = rng.standard_normal((size, 16, 2)).astype(np.float32)
-        path = workdir / name / f'{split}.npz'
-        path.parent.mkdir(exist_ok=True)
-        np.savez(path, x=x, y=((x * pattern).sum((1, 2)) > 0).astype(int))
-
-    def accuracy(run, data, **fields):
-      config = importlib.import_module('configs.base_sequences').get_config()
-      config.update(num_epochs=15, batch_size=20, eval_batch_size=200)
-      config.data.path = str(workdir / data)
-      config.model.features = 16
-      config.optimizer.learning_rate = 1e-2
-      config.update(fields)
-      report = training.train_and_evaluate(
-          training.prepare(config, str(workdir / run))
-      )
-      return report['test']['accuracy']['mean']
-
-    accuracy('pretrained', 'many')
-    scratch = accuracy('scratch', 'few')
-    source = str(workdir / 'pretrained')
-    tuned = accuracy('tuned', 'few', init_from=source)
-    self.assertGreater(tuned, scratch + 0.1)
-
-
 class RateFactorsTest(made_up_runs.RunsTestCase):
   TASKS = {'sign': make_task}
 
@@ -252,6 +218,11 @@ class EpochsTest(made_up_runs.RunsTestCase):
     files.write_json(path / 'result.json', files.signed(content))
 
   def test_refused(self):
+    cosine = {'optimizer.schedule': 'cosine'}
+    self.open(**cosine)
+    with self.assertRaisesRegex(ValueError, "3 there, 9 here; by .* 'cosine'"):
+      self.open(num_epochs=9, **cosine)
+    shutil.rmtree(self.workdir / 'run')
     self.open()
     self.write_result('all 3 epochs')
     (self.workdir / 'run/report.json').touch()
@@ -274,23 +245,12 @@ class EpochsTest(made_up_runs.RunsTestCase):
     for name in ('report.json', 'seed_0/result.json'):
       self.assertFalse((self.workdir / 'run' / name).exists())
 
-  def test_cosine(self):
-    fields = {'optimizer.schedule': 'cosine'}
-    self.open(**fields)
-    with self.assertRaisesRegex(ValueError, "3 there, 9 here; by .* 'cosine'"):
-      self.open(num_epochs=9, **fields)
-
   @pytest.mark.slow
   def test_equals_a_run_of_so_many_from_the_start(self):
     # Of eight epochs seed 4 has 5, seed 5 has 6, and seed 6 all.
     fields = {'num_seeds': 3, 'seed': 4, 'early_stopping.patience': 2}
-    few = self.prepare(
-        'sign',
-        'few',
-        num_epochs=6,
-        **{'optimizer.learning_rate': 0.03},
-        **fields,
-    )
+    fields |= {'num_epochs': 6, 'optimizer.learning_rate': 0.03}
+    few = self.prepare('sign', 'few', **fields)
     whole = self.again(few, 'whole', num_epochs=8)
     report = training.train_and_evaluate(whole)
     ends = [seed['stopped'].split()[0] for seed in report['seeds']]
