@@ -324,7 +324,7 @@ rnnzoo/tasks/motion/ntu_files.py tests/tasks/ntu_files_test.py
   + if joints:  @ rejects_absent
 rnnzoo/tasks/motion/ntu_tracks.py tests/tasks/ntu_tracks_test.py
   - seen = body.joints.any(axis=(1, 2))
-  + seen = np.ones(len(body.frames), bool)  @ in_no_frame
+  + seen = np.ones(len(body.frames), bool)  @ main_body
   - or _are_apart(persons[i], persons[j])
   +   @ new_ids
   -  and not stays:
