@@ -36,9 +36,6 @@ class NamesTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, 'S001C002P003R002A013.skeleton'):
         ntu_files.parse_name(name)
 
-
-class SplitsTest(parameterized.TestCase):
-
   def test_protocols(self):
     subjects = ntu_files.TRAINING_SUBJECTS
     self.assertLen(subjects, 53)
@@ -62,20 +59,15 @@ class SplitsTest(parameterized.TestCase):
       self.assertEqual(mask.tolist(), trains)
 
   def test_missing_list(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
-    path = directory / 'missing.txt'
-    path.write_text(
-        '2 of these:\n\nS001C002P005R002A008\nS017C003P020R001A059.skeleton'
-    )
-    self.assertEqual(
-        ntu_files.read_missing(path),
-        {'S001C002P005R002A008', 'S017C003P020R001A059'},
-    )
+    path = pathlib.Path(self.create_tempdir().full_path) / 'missing.txt'
+    with self.assertRaisesRegex(FileNotFoundError, 'missing.txt'):
+      ntu_files.read_missing(path)
+    names = ['S001C002P005R002A008', 'S017C003P020R001A059']
+    path.write_text('2 of these:\n\n{}\n{}.skeleton'.format(*names))
+    self.assertEqual(ntu_files.read_missing(path), {*names})
     path.write_text('S٠٠١C002P005R002A008', encoding='utf-8')
     with self.assertRaisesRegex(ValueError, 'no name like'):
       ntu_files.read_missing(path)
-    with self.assertRaisesRegex(FileNotFoundError, 'none.txt'):
-      ntu_files.read_missing(directory / 'none.txt')
 
 
 class ReadTest(parameterized.TestCase):

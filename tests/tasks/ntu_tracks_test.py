@@ -66,9 +66,8 @@ class TracksTest(parameterized.TestCase):
     # All joints zero: they are absent, and in no frame.
     bodies[1].joints[1] = bodies[2].joints[1] = 0
     frames, dropped = ntu_tracks.arrange(bodies, 5)
-    self.assertEqual(
-        dropped, '2 of 5 frames, which show nobody; 1 of 3 persons'
-    )
+    gone = '2 of 5 frames, which show nobody; 1 of 3 persons'
+    self.assertEqual(dropped, gone)
     np.testing.assert_array_equal(frames[1:, 0], bodies[1].joints[::2])
     np.testing.assert_array_equal(frames[::2, 1], bodies[2].joints[::2])
     self.assertFalse(frames[0, 0].any() or frames[1, 1].any())
@@ -98,11 +97,8 @@ class TracksTest(parameterized.TestCase):
     np.testing.assert_array_equal(frames[:-5, 1], persons[1][shown[:-5]])
     self.assertFalse(frames[-5:, 1].any())
     frames, dropped = ntu_tracks.arrange((*bodies[:2], bodies[-1]), 60)
-    self.assertEqual(
-        dropped,
-        gone
-        + '32 of 60 frames, which show neither main person; 1 of 3 persons',
-    )
+    gone += '32 of 60 frames, which show neither main person; '
+    self.assertEqual(dropped, gone + '1 of 3 persons')
     self.assertLen(frames, 25)
 
 

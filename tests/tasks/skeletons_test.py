@@ -163,11 +163,8 @@ class TaskTest(parameterized.TestCase):
     label, classes = batch['label'], logits.mean(0).argmax(-1)
     np.testing.assert_array_equal(result.predictions, classes)
     np.testing.assert_array_equal(result.scores['accuracy'], classes == label)
-    np.testing.assert_allclose(
-        result.scores['sampling_accuracy'],
-        (logits.argmax(-1) == label).mean(0),
-        rtol=1e-6,
-    )
+    hits = (logits.argmax(-1) == label).mean(0)
+    np.testing.assert_allclose(result.scores['sampling_accuracy'], hits, 1e-6)
     losses = -jax.nn.log_softmax(logits)[:, np.arange(3), label].mean(0)
     np.testing.assert_allclose(result.losses, losses, rtol=1e-4)
     predict = jax.jit(lambda batch: task.predict(model, batch))
@@ -215,9 +212,8 @@ class InputsTest(parameterized.TestCase):
     super().setUp()
     self.data = make_config(num_steps=4, test_samplings=3).data
     rng = np.random.RandomState(0)
-    self.recordings = [
-        1 + rng.rand(n, 2, 25, 3).astype(np.float32) for n in (9, 7, 4)
-    ]
+    draw = lambda n: 1 + rng.rand(n, 2, 25, 3).astype(np.float32)
+    self.recordings = [draw(n) for n in (9, 7, 4)]
     self.recordings[2][:, 1] = 0
 
   def inputs(self, **data):
@@ -230,9 +226,8 @@ class InputsTest(parameterized.TestCase):
     self.assertEqual(inputs['offsets'].shape, (3, 3, 4))
     np.testing.assert_array_equal(inputs['length'], [9, 7, 4])
     for row, recording in enumerate(self.recordings):
-      np.testing.assert_array_equal(
-          inputs['frames'][row, : len(recording)], recording
-      )
+      found = inputs['frames'][row, : len(recording)]
+      np.testing.assert_array_equal(found, recording)
     first = self.recordings[0]
     for wrong, message in (
         (first[:, :1], r'of two bodies, .* shape \[9, 1, 25, 3\]'),
@@ -286,11 +281,8 @@ class InputsTest(parameterized.TestCase):
         ('frame', 'body', 0),
     ):
       self.data.centre = centre
-      with self.assertRaisesRegex(
-          ValueError,
-          f"config.data.centre='{centre}' says; in frame {frame} of recording"
-          r' 0 that is at \(.*\) m. .*skeleton_inputs.prepare',
-      ):
+      message = f"centre='{centre}' says; in frame {frame} of recording 0 that"
+      with self.assertRaisesRegex(ValueError, message):
         skeleton_inputs.check(self.inputs(centre=given), self.data)
     for absent in (False, True):
       # The second body has the origin where the main body is absent.
@@ -307,9 +299,8 @@ class PipelineTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.folder = pathlib.Path(
-        cls.enterClassContext(tempfile.TemporaryDirectory())
-    )
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.folder = pathlib.Path(folder)
     cls.recordings = ntu_motions.generate(2)
     cls.paths = skeleton_files.write_files(
         cls.folder / 'files', cls.recordings, range(40)
@@ -367,9 +358,8 @@ class PipelineTest(parameterized.TestCase):
     np.testing.assert_array_equal(alone['frames'], test['frames'][5:6, :length])
     np.testing.assert_array_equal(alone['offsets'][0], inputs['offsets'][5])
     del inputs['offsets']
-    np.testing.assert_array_equal(
-        task.check_inputs(inputs)['offsets'], checked['offsets']
-    )
+    offsets = task.check_inputs(inputs)['offsets']
+    np.testing.assert_array_equal(offsets, checked['offsets'])
     model = task.build_model(nnx.Rngs(0))
     want = [task.class_names[i] for i in task.predict(model, checked)]
     lines = task.predict_lines(model, [*map(str, self.tested), ' '])
@@ -395,10 +385,8 @@ class PipelineTest(parameterized.TestCase):
     more.write_text('\n'.join([str(number), *whole[1:], '0']))
     with contextlib.redirect_stderr(io.StringIO()) as errors:
       skeleton_inputs.read(more, config)
-    self.assertIn(
-        f'more: not used are 1 of {number} frames, which show nobody',
-        errors.getvalue(),
-    )
+    dropped = f'1 of {number} frames, which show nobody'
+    self.assertIn(f'more: not used are {dropped}', errors.getvalue())
     config.task = 'smnist'
     with self.assertRaisesRegex(ValueError, "of a run .* it is of 'smnist'"):
       skeleton_inputs.read(self.paths[0], config)
@@ -413,9 +401,7 @@ class PipelineTest(parameterized.TestCase):
     ):
       stems = [path.stem for path in self.paths if path.stem[7] in cameras]
       missing.write_text('\n'.join(stems))
-      with self.assertRaisesRegex(
-          ValueError, f'protocol=cross_view .*{counts}'
-      ):
+      with self.assertRaisesRegex(ValueError, f'=cross_view .*{counts}'):
         make_task(self.config(missing_list=str(missing)))
     shutil.copytree(self.folder / 'ntu60', folder / 'ntu60')
     index = folder / 'ntu60' / 'index.json'
