@@ -24,6 +24,8 @@ import json
 import os
 import pathlib
 import sys
+import threading
+import time
 from typing import BinaryIO, NamedTuple, NoReturn
 
 import joblib
@@ -143,7 +145,6 @@ def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
   # Arrays converted by other rules have another name.
   result = hashlib.sha256(b'persons')
   for path in paths:
-    # A link to nothing is skipped, and has a state of its own.
     state = path.stat(follow_symlinks=os.path.exists(path))
     # Whoever makes it readable wants it converted.
     suffix = '' if os.access(path, os.R_OK) else ' unreadable'
@@ -160,6 +161,17 @@ def _printable(text: str | os.PathLike[str]) -> str:
       char if char.isprintable() else char.encode('unicode_escape').decode()
       for char in text
   )
+
+
+def _end_with(parent: int) -> None:
+  """Ends this process, which reads files, when its parent is killed."""
+
+  def wait():
+    while os.getppid() == parent:
+      time.sleep(1)
+    os._exit(1)
+
+  threading.Thread(target=wait, daemon=True).start()
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
@@ -187,7 +199,9 @@ def _write(
   partial = destination / (ntu_arrays.FRAMES + '.part')
   bar = tqdm.tqdm(paths, unit='file', dynamic_ncols=True, disable=None)
   jobs = -1 if num_processes is None else max(num_processes, 1)
-  parallel = joblib.Parallel(jobs, return_as='generator')
+  parallel = joblib.Parallel(
+      jobs, return_as='generator', initializer=_end_with, initargs=[os.getpid()]
+  )
   results = parallel(joblib.delayed(_read)(path) for path in paths)
   with _open_alone(partial) as file, bar, contextlib.closing(results):
     _write_header(file, 0)
@@ -260,11 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   )
   parser.add_argument('source', help='folder of .skeleton files')
   parser.add_argument('destination', help='folder of the result')
-  parser.add_argument(
-      '--num_processes',
-      type=int,
-      help='how many read files; one a core, if not given',
-  )
+  parser.add_argument('--num_processes', type=int, help='default: one a core')
   given = parser.parse_args(arguments)
   try:
     result = convert(given.source, given.destination, given.num_processes)

@@ -108,10 +108,7 @@ def parse_name(name: str) -> Name:
 
 
 def training_mask(names: Sequence[Name], protocol: str) -> np.ndarray:
-  """Returns bool [N], which recordings train by one of `PROTOCOLS`.
-
-  The others test.
-  """
+  """Returns bool [N], which recordings train by a protocol; the others test."""
   trains = {
       'cross_subject': lambda name: name.subject in TRAINING_SUBJECTS,
       'cross_view': lambda name: name.camera in (2, 3),

@@ -136,11 +136,8 @@ def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
 
 
 def _check_origin(frames: np.ndarray, centre: str) -> None:
-  """Raises ValueError unless the origin is where `centre` has it.
-
-  Padding is zero, and so is the spine of a body that is absent.
-  """
-  # [B, L, 2], for each body.
+  """Raises ValueError unless the origin is where `centre` has it."""
+  # [B, L, 2], for each body; those of absent bodies and padding are zero.
   spine = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
   far = np.abs(spine).max(axis=-1) > _NEAR
   if centre != 'body':

@@ -189,9 +189,7 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     predict = nnx.jit(self.predict)
     for number, line in enumerate(lines, 1):
       if not line.strip():
-        raise ValueError(
-            f'line {number} is empty; a line is the path of a .skeleton file'
-        )
+        raise ValueError(f'line {number} is empty; name a .skeleton file')
       inputs = skeleton_inputs.read(line, self._config)
       # Few sizes, so that few are compiled.
       length = inputs['frames'].shape[1]
