@@ -321,10 +321,10 @@ rnnzoo/tasks/motion/skeleton_frames.py tests/tasks/skeletons_test.py
   + origin[:1]  @ centres
 rnnzoo/tasks/motion/ntu_files.py tests/tasks/ntu_files_test.py
   - if any(joints):
-  + if joints:  @ rejects_absent
+  + if joints:  @ test_rejects
 rnnzoo/tasks/motion/ntu_tracks.py tests/tasks/ntu_tracks_test.py
   - seen = body.joints.any(axis=(1, 2))
-  + seen = np.ones(len(body.frames), bool)  @ in_no_frame
+  + seen = np.ones(len(body.frames), bool)  @ main_body
   - or _are_apart(persons[i], persons[j])
   +   @ new_ids
   -  and not stays:

@@ -456,6 +456,7 @@ class ConfigTask(Task):
     fields.check(config.data, self.rules, 'config.data')
     backbones.check(config.model)
     fields.check(config.model, self.model_rules, 'config.model')
+    self._config = config
     self._model, self._data = config.model, config.data
     self.batch_size = config.batch_size
     for name in ('label_smoothing', 'pooling'):

@@ -7,51 +7,42 @@ import numpy as np
 from rnnzoo.tasks.motion import ntu_tracks
 
 
-class FollowTest(parameterized.TestCase):
+class TracksTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      'exchanged',
-      'new ids too',
-      'exchanged in a gap',
-      'one id, any order',
-      'jumps beside the other',
+  @parameterized.named_parameters(
+      ('exchanged', lambda t: '12' if t < 15 else '21'),
+      ('new_ids_too', lambda t: '12' if t < 15 else '31'),
+      (
+          'exchanged_in_a_gap',
+          lambda t: {14: '  ', 15: ' 1'}.get(t, '12' if t < 14 else '21'),
+      ),
+      ('one_id_in_any_order', lambda t: '77'),
+      ('jumps_beside_the_other', lambda t: '12'),
   )
-  def test_ids_that_change_persons(self, how):
+  def test_ids_that_change_persons(self, ids):
+    """`ids` has the ids of both persons in a frame, ' ' for an absent one."""
     rng = np.random.RandomState(0)
     walk = np.cumsum(rng.uniform(0, 0.04, (30, 1, 3)), axis=0)
     persons = np.zeros((30, 2, 25, 3))
     persons[:, 0] = rng.rand(25, 3) + walk + (0, 0, 3)
     persons[:, 1] = 0.5 * rng.rand(25, 3) + (2, 0, 3)
-    if how == 'jumps beside the other':
+    if 'jumps' in self.id():
       to = persons[15, 1].mean(0) - persons[15, 0].mean(0) + (0.3, 0, 0)
       persons[15:, 0] += to
+    persons = persons.round(4)
     frames = []
-    for frame, bodies in enumerate(persons.round(4)):
-      ids, order = ['1', '2'], [0, 1]
-      if how == 'one id, any order':
-        ids, order = ['7', '7'], rng.permutation(2)
-      elif how == 'jumps beside the other':
-        order = [1, 0]
-      elif frame >= 15:
-        ids = ['3', '1'] if how == 'new ids too' else ['2', '1']
-      if how == 'exchanged in a gap' and frame in (14, 15):
-        order = [1] if frame == 15 else []
-        bodies *= bool(order)
-      persons[frame] = bodies
-      taken = [ids[n] for n in order]
-      frames.append(
-          {
-              (ids[n], taken[:place].count(ids[n])): bodies[n].ravel().tolist()
-              for place, n in enumerate(order)
-          }
-      )
-      persons[frame, [n for n in (0, 1) if n not in order]] = 0
+    for frame, bodies in enumerate(persons):
+      frames.append({})
+      for person in rng.permutation(2):
+        name = ids(frame)[person]
+        if name == ' ':
+          bodies[person] = 0
+          continue
+        key = (name, sum(name == other for other, _ in frames[-1]))
+        frames[-1][key] = bodies[person].ravel().tolist()
     found, _ = ntu_tracks.arrange(ntu_tracks.follow(frames), 30)
     shown = persons[persons.any(axis=(1, 2, 3))]
     np.testing.assert_allclose(found, shown, atol=1e-6)
-
-
-class ArrangeTest(absltest.TestCase):
 
   def test_a_body_that_lingers_beside_its_new_id(self):
     rng = np.random.RandomState(0)
@@ -67,31 +58,19 @@ class ArrangeTest(absltest.TestCase):
 
   def test_main_body_is_the_one_that_varies_most(self):
     rng = np.random.RandomState(0)
-    bodies = [
-        ntu_tracks.Body(
-            np.array([1, 3]), scale * rng.randn(2, 25, 3).astype(np.float32)
-        )
-        for scale in (0.1, 3.0, 0.2)
-    ]
-    bodies[2] = bodies[2]._replace(frames=np.array([0, 3]))
-    frames, _ = ntu_tracks.arrange(bodies, 5)
-    self.assertEqual(frames.shape, (3, 2, 25, 3))
-    np.testing.assert_array_equal(frames[1:, 0], bodies[1].joints)
-    np.testing.assert_array_equal(frames[[0, 2], 1], bodies[2].joints)
+    shown = ([1, 3], [1, 2, 3], [0, 2, 3])
+    bodies = []
+    for frames, scale in zip(shown, (0.1, 3.0, 0.2), strict=True):
+      joints = scale * rng.randn(len(frames), 25, 3).astype(np.float32)
+      bodies.append(ntu_tracks.Body(np.array(frames), joints))
+    # All joints zero: they are absent, and in no frame.
+    bodies[1].joints[1] = bodies[2].joints[1] = 0
+    frames, dropped = ntu_tracks.arrange(bodies, 5)
+    gone = '2 of 5 frames, which show nobody; 1 of 3 persons'
+    self.assertEqual(dropped, gone)
+    np.testing.assert_array_equal(frames[1:, 0], bodies[1].joints[::2])
+    np.testing.assert_array_equal(frames[::2, 1], bodies[2].joints[::2])
     self.assertFalse(frames[0, 0].any() or frames[1, 1].any())
-
-  def test_absent_bodies_are_in_no_frame(self):
-    still = np.full((9, 25, 3), 3.6, np.float32)
-    moves = still + np.linspace(0, 0.5, 9, dtype=np.float32)[:, None, None]
-    still[::2] = 0
-    still[:, :, 0] *= -1
-    moves[:4] = 0
-    bodies = [ntu_tracks.Body(np.arange(9), x) for x in (still, moves)]
-    frames, dropped = ntu_tracks.arrange(bodies, 11)
-    self.assertEqual(dropped, '4 of 11 frames, which show nobody')
-    shown = [1, 3, 4, 5, 6, 7, 8]
-    np.testing.assert_array_equal(frames[:, 0], moves[shown])
-    np.testing.assert_array_equal(frames[:, 1], still[shown])
 
   def test_persons_that_get_new_ids(self):
     rng = np.random.RandomState(0)
@@ -118,11 +97,8 @@ class ArrangeTest(absltest.TestCase):
     np.testing.assert_array_equal(frames[:-5, 1], persons[1][shown[:-5]])
     self.assertFalse(frames[-5:, 1].any())
     frames, dropped = ntu_tracks.arrange((*bodies[:2], bodies[-1]), 60)
-    self.assertEqual(
-        dropped,
-        gone
-        + '32 of 60 frames, which show neither main person; 1 of 3 persons',
-    )
+    gone += '32 of 60 frames, which show neither main person; '
+    self.assertEqual(dropped, gone + '1 of 3 persons')
     self.assertLen(frames, 25)
 
 

@@ -26,83 +26,39 @@ class Recordings(NamedTuple):
   names: list[ntu_files.Name]  # Names of recordings, [N].
   # N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an absent body.
   frames: list[np.ndarray]
+  source: str = ''  # A name for the files that were converted.
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:
   """Returns the recordings of a folder; their frames stay on the disk."""
   directory = pathlib.Path(directory)
-  if directory.is_file():
+  if not (directory / INDEX).is_file():
     raise FileNotFoundError(
-        f'{directory} is a file; name the folder that python -m'
-        ' rnnzoo.tasks.motion.ntu_conversion made, which holds'
-        f' {INDEX} and {FRAMES}'
+        f'{directory} has no {INDEX}; config.data.data_dir must be the folder'
+        ' that python -m rnnzoo.tasks.motion.ntu_conversion made of .skeleton'
+        ' files'
     )
-  for name in (INDEX, FRAMES):
-    if not (directory / name).is_file():
-      raise FileNotFoundError(
-          f'{directory} has no {name}; python -m'
-          ' rnnzoo.tasks.motion.ntu_conversion makes it from .skeleton files'
-      )
-  index = read_index(directory)
-  frames = _read_frames(directory / FRAMES, sum(index['lengths']))
   try:
+    index = json.loads((directory / INDEX).read_text(encoding='utf-8'))
     names = [ntu_files.parse_name(name) for name in index['names']]
-    if len(set(names)) < len(names):
-      raise ValueError('it lists a recording twice')
-  except ValueError as error:
-    raise ValueError(f'{directory / INDEX} is damaged: {error}') from error
-  parts = np.split(frames, np.cumsum(index['lengths'])[:-1])
-  for name, part in zip(index['names'], parts, strict=True):
-    damaged = f'{directory / FRAMES} is damaged: {name}'
-    if place := ntu_files.find_wrong(part):
-      frame, body, joint, axis = place
+    lengths = index['lengths']
+    if not len(set(names)) == len(lengths) > 0 or not all(
+        type(length) is int and length > 0 for length in lengths
+    ):
+      raise ValueError(f'{INDEX} does not list recordings, each of them once')
+    frames = np.lib.format.open_memmap(directory / FRAMES, mode='r')
+    shape = (sum(lengths), *ntu_tracks.FRAME)
+    if frames.shape != shape or frames.dtype != np.float32:
       raise ValueError(
-          f'{damaged} has {"xyz"[axis]}={part[place]:g} in its frame {frame},'
-          f' body {body}, joint {joint}, counted from 0; all must be numbers of'
-          f' metres within {ntu_files.MOST_METRES:g}; copy or convert it again'
+          f'{FRAMES} must hold float32 {shape}, as {INDEX} says; it holds'
+          f' {frames.dtype} {frames.shape}'
       )
-    if not (shown := part.any(axis=(1, 2, 3))).all():
-      raise ValueError(
-          f'{damaged} shows nobody in its frame {shown.argmin()}, counted from'
-          ' 0: all is zero; convert it again'
-      )
-  return Recordings(names, parts)
-
-
-def read_index(directory: pathlib.Path) -> dict:
-  """Returns the index of a folder: 'source', 'names' and 'lengths'."""
-  path = directory / INDEX
-  try:
-    index = json.loads(path.read_text(encoding='utf-8'))
-    whole = (
-        isinstance(index['source'], str)
-        and len(index['names']) == len(index['lengths']) > 0
-        and all(isinstance(name, str) for name in index['names'])
-        and all(
-            type(length) is int and 0 < length < 2**31
-            for length in index['lengths']
-        )
-    )
-  except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f'{path} is damaged: {error!r}') from error
-  if not whole:
-    raise ValueError(f'{path} is damaged: it does not list recordings')
-  return index
-
-
-def _read_frames(path: pathlib.Path, num_frames: int) -> np.ndarray:
-  try:
-    frames = np.load(path, mmap_mode='r', allow_pickle=False)
-    if not isinstance(frames, np.ndarray):
-      raise ValueError('it holds several arrays, as an .npz file')
-  except (ValueError, EOFError) as error:
+    parts = np.split(np.asarray(frames), np.cumsum(lengths)[:-1])
+    for name, part in zip(names, parts, strict=True):
+      ntu_files.check_frames(part, name.text())
+    return Recordings(names, parts, index['source'])
+  except (OSError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
-        f'{path} is damaged: {error}; copy or convert it again'
+        f'{directory} is damaged: {error}; copy it again, or remove its'
+        f' {INDEX} and convert again'
     ) from error
-  shape = (num_frames, *ntu_tracks.FRAME)
-  if frames.shape != shape or frames.dtype != np.float32:
-    raise ValueError(
-        f'{path} must hold float32 {shape}, as {INDEX} says; it holds'
-        f' {frames.dtype} {frames.shape}'
-    )
-  return np.asarray(frames)

@@ -7,9 +7,8 @@ position is noisy. Three pairs of motions ('lift arms' and 'lower arms', say)
 have equal poses in opposite order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
-import itertools
 
 import numpy as np
 
@@ -41,108 +40,99 @@ _BONES = {
 _RIGHT = {joint: joint + 4 for joint in (4, 5, 6, 7, 12, 13, 14, 15)}
 _RIGHT |= {21: 23, 22: 24}
 _BONES |= {
-    _RIGHT[joint]: (_RIGHT.get(parent, parent), (-x, y, z))
-    for joint, (parent, (x, y, z)) in _BONES.items()
-    if joint in _RIGHT
+    right: (_RIGHT.get(parent, parent), (-x, y, z))
+    for left, right in _RIGHT.items()
+    for parent, (x, y, z) in [_BONES[left]]
 }
 
 # A part of a motion: the joint, the axis that it turns about, by how many
 # radians, and the course of time. The joint None moves the whole body along the
 # axis, by metres.
+_LIFT = ((4, 'z', 2.6, 'rise'), (8, 'z', -2.6, 'rise'))
+_SIT = (
+    *((hip, 'x', 1.4, 'rise') for hip in (12, 16)),
+    *((knee, 'x', -1.4, 'rise') for knee in (13, 17)),
+    (None, 'y', -0.4, 'rise'),
+)
 _WALK = (
     (12, 'x', 0.5, 'swing'),
     (16, 'x', -0.5, 'swing'),
     (4, 'x', -0.4, 'swing'),
     (8, 'x', 0.4, 'swing'),
+    (None, 'z', -0.7, 'rise'),
+)
+_back = lambda parts: tuple(
+    (*part, 'fall' if course == 'rise' else course) for *part, course in parts
 )
 
-# Parts that wait for their course of time.
-_LIFT = ((4, 'z', 2.6), (8, 'z', -2.6))
-_SIT = (
-    *((hip, 'x', 1.4) for hip in (12, 16)),
-    *((knee, 'x', -1.4) for knee in (13, 17)),
-    (None, 'y', -0.4),
-)
-_APPROACH = ((None, 'z', -0.7),)
-_in = lambda course, parts: tuple((*part, course) for part in parts)
-
-# The parts of each motion. Two persons make the motions in `_TOGETHER`.
+# The parts of each motion. Two persons make the last two.
 _MOTIONS = {
     'wave, right': ((8, 'z', -2.2, 'hold'), (9, 'z', -0.7, 'swing')),
     'wave, left': ((4, 'z', 2.2, 'hold'), (5, 'z', 0.7, 'swing')),
-    'lift arms': _in('rise', _LIFT),
-    'lower arms': _in('fall', _LIFT),
+    'lift arms': _LIFT,
+    'lower arms': _back(_LIFT),
     'kick, right': ((16, 'x', 1.3, 'once'),),
     'kick, left': ((12, 'x', 1.3, 'once'),),
-    'sit down': _in('rise', _SIT),
-    'stand up': _in('fall', _SIT),
+    'sit down': _SIT,
+    'stand up': _back(_SIT),
     'bow': ((1, 'x', -0.9, 'once'),),
     'jump': ((None, 'y', 0.35, 'hops'),),
-    'approach': (*_WALK, *_in('rise', _APPROACH)),
-    'part': (*_WALK, *_in('fall', _APPROACH)),
+    'approach': _WALK,
+    'part': _back(_WALK),
 }
-_TOGETHER = ('approach', 'part')
 CLASS_NAMES = tuple(_MOTIONS)
 
-# Metres from the first to the second body, at the start of 'approach'.
-_APART = 2.2
 _CAMERA_YAWS = {1: 0.0, 2: -0.785, 3: 0.785}
-_NOISE = 0.01
-_LENGTHS = (24, 56)
 
 
 @functools.lru_cache(1)
-def generate(
-    num_subjects: int = 20, num_replications: int = 2, seed: int = 0
-) -> ntu_arrays.Recordings:
-  """Returns every motion by every subject, seen by three cameras.
-
-  Each subject has its own setup of cameras.
-  """
-  rng = np.random.RandomState(seed)
+def generate(num_subjects: int = 20) -> ntu_arrays.Recordings:
+  """Returns every motion twice by every subject, each seen by three cameras."""
   names = [
-      ntu_files.Name((subject - 1) % 17 + 1, camera, subject, number, action)
-      for subject, action, number, camera in itertools.product(
-          range(1, num_subjects + 1),
-          range(1, len(_MOTIONS) + 1),
-          range(1, num_replications + 1),
-          _CAMERA_YAWS,
-      )
+      ntu_files.Name(subject % 17 + 1, camera, subject + 1, number, action)
+      for subject in range(num_subjects)
+      for action in range(1, len(_MOTIONS) + 1)
+      for number in (1, 2)
+      for camera in _CAMERA_YAWS
   ]
+  rng, noise = np.random.RandomState(0), np.random.default_rng(0)
   count = len(names)
   sizes = rng.uniform(0.85, 1.15, num_subjects).astype(np.float32)
   vigours = rng.uniform(0.8, 1.2, num_subjects)
-  lengths = rng.randint(*_LENGTHS, count)
+  lengths = rng.randint(24, 56, count)
   speeds = rng.uniform(0.75, 1.35, count)
   phases = rng.uniform(0, 2 * np.pi, count)
   yaws = [_CAMERA_YAWS[name.camera] for name in names]
   turns = rotations(yaws + rng.uniform(-0.15, 0.15, count), 'y')
   places = rng.uniform((-0.4, -0.3, 3.5), (0.4, 0.1, 4.5), (count, 3))
-  noise = np.random.default_rng(seed)
   recordings = []
   for index, name in enumerate(names):
     motion, person = CLASS_NAMES[name.action - 1], name.subject - 1
     time = (np.arange(lengths[index]) + 0.5) / lengths[index]
-    courses = _courses(time ** speeds[index], phases[index])
-    pose = _pose(_MOTIONS[motion], courses, vigours[person]) * sizes[person]
-    # The second body stands opposite to the first.
+    time **= speeds[index]
+    pose = _pose(_MOTIONS[motion], time, phases[index], vigours[person])
+    pose *= sizes[person]
+    # The second body stands opposite to the first, 2.2 m away.
     other = pose * np.array((-1, 1, -1), np.float32)
-    other[..., 2] -= _APART
+    other[..., 2] -= 2.2
     bodies = np.stack([pose, other], axis=1) @ turns[index].T
     bodies += places[index].astype(np.float32)
-    bodies += _NOISE * noise.standard_normal(bodies.shape, np.float32)
-    if motion not in _TOGETHER:
+    bodies += 0.01 * noise.standard_normal(bodies.shape, np.float32)
+    if motion not in CLASS_NAMES[-2:]:
       bodies[:, 1] = 0
-    bodies.setflags(write=False)  # Every access returns this very array.
+    bodies.setflags(write=False)  # Every call returns this very array.
     recordings.append(bodies)
   return ntu_arrays.Recordings(names, recordings)
 
 
-def _courses(time: np.ndarray, phase: float) -> dict[str, np.ndarray]:
-  """Returns the courses of time by name, [n] each, from -1 or 0 to 1."""
+def _pose(
+    motion: Sequence[tuple], time: np.ndarray, phase: float, vigour: float
+) -> np.ndarray:
+  """Returns the joints of a body, [n, 25, 3], before it is placed."""
   ease = lambda x: np.clip(x, 0, 1) ** 2 * (3 - 2 * np.clip(x, 0, 1))
   rise = ease(1.4 * time - 0.2)
-  return {
+  # From -1 or 0 to 1.
+  courses = {
       'rise': rise,
       'fall': 1 - rise,
       'once': np.sin(np.pi * time) ** 2,
@@ -150,14 +140,7 @@ def _courses(time: np.ndarray, phase: float) -> dict[str, np.ndarray]:
       'hops': np.sin(2 * np.pi * time) ** 2,
       'swing': np.sin(6 * np.pi * time + phase),
   }
-
-
-def _pose(
-    motion: Sequence[tuple], courses: Mapping[str, np.ndarray], vigour: float
-) -> np.ndarray:
-  """Returns the joints of a body, [n, 25, 3], before it is placed."""
-  num_frames = len(courses['rise'])
-  joints = np.zeros((num_frames, ntu_files.JOINTS, 3), np.float32)
+  joints = np.zeros((len(time), ntu_files.JOINTS, 3), np.float32)
   own = {}
   for joint, axis, amount, course in motion:
     value = amount * vigour * courses[course]

@@ -6,7 +6,6 @@ in the place of a person. Here each body gets its own id back (`follow`), bodies
 of one person are joined, and the two main persons are chosen (`arrange`).
 """
 
-import bisect
 from collections.abc import Mapping, Sequence
 import itertools
 import math
@@ -66,13 +65,8 @@ def follow(
       shown.append(frame)
       positions.append(joints)
       last[owners[key]] = frame, places[key]
-  return [
-      Body(
-          np.asarray(shown, np.int64),
-          np.asarray(positions, np.float32).reshape(-1, ntu_files.JOINTS, 3),
-      )
-      for shown, positions in bodies.values()
-  ]
+  array = lambda x: np.array(x, np.float32).reshape(-1, *FRAME[1:])
+  return [Body(np.array(shown), array(x)) for shown, x in bodies.values()]
 
 
 def _change_back(owners: dict, last: dict, places: dict, frame: int) -> None:
@@ -147,15 +141,14 @@ def _join(bodies: Sequence[Body]) -> list[Body]:
 
 def _links(bodies: Sequence[Body]) -> list[tuple[float, int, int]]:
   """Returns (distance, i, j): body i begins near to the last place of j."""
-  # Lists are faster than arrays for few numbers.
-  frames = [body.frames.tolist() for body in bodies]
-  places = [body.joints.mean(axis=1).tolist() for body in bodies]
+  places = [body.joints.mean(axis=1) for body in bodies]
   links = []
   for i, j in itertools.permutations(range(len(bodies)), 2):
-    before = bisect.bisect_left(frames[j], frames[i][0]) - 1
+    begin, frames = bodies[i].frames[0], bodies[j].frames
+    before = np.searchsorted(frames, begin) - 1
     if before >= 0:
       distance = math.dist(places[i][0], places[j][before])
-      if distance < _REACH + _STEP * (frames[i][0] - frames[j][before]):
+      if distance < _REACH + _STEP * (begin - frames[before]):
         links.append((distance, i, j))
   return links
 

@@ -8,8 +8,8 @@ may also turn and scale the whole recording.
 Dimensions: N recordings, B batch, L frames of the longest recording, T
 segments, S samplings of one recording.
 
-References: Li, Li, Cook, Zhu, Gao, 2018, IndRNN, section 5.4 (segments of 20
-frames).
+Reference: Li, Li, Cook, Zhu, Gao, Independently recurrent neural network
+(IndRNN): building a longer and deeper RNN, 2018, section 5.4.
 """
 
 from collections.abc import Sequence
@@ -61,23 +61,14 @@ def _centred(frames: np.ndarray, centre: str) -> np.ndarray:
   middle = frames.sum(axis=2) / np.maximum(seen.sum(axis=2), 1)
   origin = np.where(seen[:, :, SPINE], frames[:, :, SPINE], middle)
   if centre != 'body':
-    origin = origins(origin, present)[:, np.newaxis]
+    # The second body serves where the main body is absent.
+    main = np.where(present[:, :1], origin[:, 0], origin[:, 1])
+    origin = main[:, np.newaxis]
   if centre == 'sequence':
     # The first frame that shows somebody.
     origin = origin[[present.any(axis=1).argmax()]]
   moved = frames - origin[:, :, np.newaxis]
   return np.where(seen, moved, 0).astype(frames.dtype)
-
-
-def origins(spines: np.ndarray, present: np.ndarray) -> np.ndarray:
-  """Returns the middle of the main body's spine in each frame, [..., 3].
-
-  If the main body is absent, the second body's spine serves.
-
-  `spines` are [..., 2, 3]; `present`, bool [..., 2], says which bodies are
-  seen.
-  """
-  return np.where(present[..., :1], spines[..., 0, :], spines[..., 1, :])
 
 
 def offsets(
@@ -128,9 +119,8 @@ def turn_and_scale(
   factors from 0.9 to 1.1.
   """
   turn_key, scale_key = jax.random.split(key)
-  count = len(x)
   draw = lambda key, shape, low, high: jax.random.uniform(
-      key, (count, *shape), minval=low, maxval=high
+      key, (len(x), *shape), minval=low, maxval=high
   )
   greatest = jnp.deg2rad(degrees)
   matrices = _rotation(draw(turn_key, (3,), -greatest, greatest))

@@ -7,8 +7,7 @@
     files = sorted(pathlib.Path('recordings').glob('*.skeleton'))
     classes = trained.predict(skeleton_inputs.read(files, trained.config))
 
-Dimensions: B batch, L frames of the longest recording, T frames that a model
-sees, S samplings of one recording.
+Dimensions are those of `skeleton_frames`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,19 +19,15 @@ import ml_collections
 import numpy as np
 
 from rnnzoo.tasks import array_checks
-from rnnzoo.tasks import fields
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 
+_AXES = ('B', 'L', *ntu_tracks.FRAME)
+_NOUN = 'real numbers of two bodies, zeros where one is absent,'
 _KEYS = ('frames', 'length', 'offsets', 'label')
 # Metres from the origin to where it should be: float16 rounds to less.
 _NEAR = 1e-2
-_ORIGINS = {
-    'sequence': "the middle of the main body's spine in the first frame",
-    'frame': "the middle of the main body's spine in each frame",
-    'body': "the middle of each body's spine in each frame",
-}
 
 
 def read(
@@ -53,17 +48,11 @@ def read(
   if isinstance(paths, str | bytes) or not isinstance(paths, Iterable):
     paths = [paths]
   recordings = []
-  for path in map(fields.expand, paths):
-    if path.is_dir():
-      raise ValueError(
-          f'{path} is a folder; name the files in it, as'
-          f" sorted(pathlib.Path({str(path)!r}).glob('*.skeleton')) does"
-      )
+  for path in paths:
     frames, dropped = ntu_tracks.read(path)
     recordings.append(frames)
     if dropped:  # Output is for results alone.
-      warning = f'WARNING: data: {path}: not used are {dropped}'
-      print(warning, file=sys.stderr, flush=True)
+      print(f'WARNING: data: {path}: not used are {dropped}', file=sys.stderr)
   return prepare(recordings, config)
 
 
@@ -95,10 +84,10 @@ def prepare(
     raise ValueError('recordings must be one at least; got none')
   arrays = []
   for index, recording in enumerate(recordings):
-    array = _numbers(recording, f'recording {index}', ('frames',))
-    _check_positions(array[np.newaxis], f'recording {index}')
+    name = f'recording {index}'
+    array = array_checks.numbers(recording, name, _AXES[1:], noun=_NOUN)
+    ntu_files.check_frames(array, name)
     arrays.append(array.astype(np.float32))
-    _present(arrays[-1][np.newaxis], np.ones((1, len(array)), bool), index)
   inputs = skeleton_frames.pad(arrays, config.data)
   return {**inputs, 'offsets': _offsets(len(arrays), config.data)}
 
@@ -113,70 +102,31 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   """
   array_checks.check(given, _KEYS[:2])
   array_checks.by_name(given, _KEYS)
-  frames = _numbers(given['frames'], 'frames', ('B', 'L'))
+  frames = array_checks.numbers(given['frames'], 'frames', _AXES, noun=_NOUN)
   if frames.dtype not in (np.float16, np.float32):
     frames = frames.astype(np.float32)
   batch, most = frames.shape[:2]
   length = array_checks.integers(
-      given['length'],
-      'length',
-      batch,
-      most,
-      of=', the frames that there are',
-      row='recording',
+      given['length'], 'length', batch, most, row='recording'
   )
   valid = np.arange(most) < length[:, np.newaxis]
   # Nothing reads frames after a recording's end.
   frames = np.where(valid[:, :, None, None, None], frames, 0)
-  _check_positions(frames, 'frames')
-  _check_origin(frames, _present(frames, valid), valid, data.centre)
-  offsets = given.get('offsets')
-  if offsets is None:
-    offsets = _offsets(batch, data)
-  else:
-    offsets = _checked_offsets(offsets, batch, data.num_steps)
-  return {'frames': frames, 'length': length, 'offsets': offsets}
-
-
-def _numbers(given: Any, name: str, axes: tuple[str, ...]) -> np.ndarray:
-  """Returns an array of frames, which have these axes before their own."""
-  try:
-    return array_checks.numbers(given, name, (*axes, *ntu_tracks.FRAME))
-  except ValueError as error:
-    if getattr(given, 'shape', ())[-3:] != (1, *ntu_tracks.FRAME[1:]):
-      raise
+  for row, count in enumerate(length):
+    ntu_files.check_frames(frames[row, :count], f'recording {row} of frames')
+  if data.centre != 'none':  # Any origin might be the camera.
+    _check_origin(frames, data.centre)
+  offsets = given.get('offsets', _offsets(batch, data))
+  axes = (batch, 'S', data.num_steps)
+  offsets = array_checks.numbers(offsets, 'offsets', axes)
+  rounded = offsets.astype(np.float32)
+  wrong = ~((offsets >= 0) & (rounded < 1))
+  if wrong.any():
     raise ValueError(
-        f'{error}; the second body of a recording of one is zeros, as by'
-        ' np.concatenate([frames, np.zeros_like(frames)], axis=-3)'
-    ) from error
-
-
-def _check_positions(frames: np.ndarray, name: str) -> None:
-  """Raises ValueError for a number that is no position: frames [B, L, ...]."""
-  if place := ntu_files.find_wrong(frames):
-    row, frame, body, joint, axis = place
-    of = f'recording {row}, ' if name == 'frames' else ''
-    raise ValueError(
-        f'{name} must be finite numbers of metres, within'
-        f' {ntu_files.MOST_METRES:g}; {of}frame {frame}, body {body}, joint'
-        f' {joint} has {"xyz"[axis]}={frames[place]:g}'
+        'offsets must be numbers from 0, below 1; got'
+        f' {offsets[wrong][0]:.15g}; without offsets, the config has some'
     )
-
-
-def _present(
-    frames: np.ndarray, valid: np.ndarray, first: int = 0
-) -> np.ndarray:
-  """Returns which bodies are seen, bool [B, L, 2]; some in each valid frame."""
-  present = np.any(frames != 0, axis=(3, 4))
-  if (empty := valid & ~present.any(2)).any():
-    row, frame = np.argwhere(empty)[0]
-    raise ValueError(
-        f'frame {frame} of recording {first + row}, which has a length of'
-        f' {valid[row].sum()}, shows nobody: all is zero; leave such frames'
-        ' out, as array[array.any(axis=(1, 2, 3))] does, and do not count'
-        ' padding in the length'
-    )
-  return present
+  return {'frames': frames, 'length': length, 'offsets': rounded}
 
 
 def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
@@ -185,41 +135,22 @@ def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
   return np.repeat(one, batch, axis=0)
 
 
-def _checked_offsets(given: Any, batch: int, num_steps: int) -> np.ndarray:
-  """Returns offsets as float32 [B, S, T]."""
-  offsets = array_checks.numbers(given, 'offsets', (batch, 'S', num_steps))
-  rounded = offsets.astype(np.float32)
-  wrong = ~((offsets >= 0) & (rounded < 1))
-  if wrong.any():
-    raise ValueError(
-        'offsets must be numbers from 0, below 1; got'
-        f' {offsets[wrong][0]:.15g}; without offsets, the config has some'
-    )
-  return rounded
-
-
-def _check_origin(
-    frames: np.ndarray, present: np.ndarray, valid: np.ndarray, centre: str
-) -> None:
+def _check_origin(frames: np.ndarray, centre: str) -> None:
   """Raises ValueError unless the origin is where `centre` has it."""
-  if centre == 'none':  # Any origin might be the camera.
-    return
-  spines = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
-  if centre == 'body':
-    one_is_far = np.abs(spines[:, :, :1]).max(-1) > _NEAR
-    spine = np.where(one_is_far, spines[:, :, 0], spines[:, :, 1])
-  else:
-    spine = skeleton_frames.origins(spines, present)
+  # [B, L, 2], for each body; those of absent bodies and padding are zero.
+  spine = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
+  far = np.abs(spine).max(axis=-1) > _NEAR
+  if centre != 'body':
+    # The second body serves where the main body is absent.
+    far[..., 1] &= ~frames[:, :, 0].any(axis=(2, 3))
   if centre == 'sequence':
-    spine, valid = spine[:, :1], valid[:, :1]
-  far = valid & (np.abs(spine).max(-1) > _NEAR)
+    far = far[:, :1]
   if far.any():
-    row, frame = np.argwhere(far)[0]
-    where = ', '.join(f'{x:.3g}' for x in spine[row, frame])
+    row, frame, body = np.argwhere(far)[0]
+    where = ', '.join(f'{x:.3g}' for x in spine[row, frame, body])
     raise ValueError(
-        f'frames must have their origin at {_ORIGINS[centre]}, as'
+        "frames must have their origin at the middle of a body's spine, as"
         f' config.data.centre={centre!r} says; in frame {frame} of recording'
-        f' {row} that is at ({where}) m. rnnzoo.tasks.motion.skeleton_inputs'
-        '.prepare(recordings, config) makes inputs of recordings as the camera'
-        ' sees them, and .read(paths, config) of .skeleton files'
+        f' {row} that is at ({where}) m; skeleton_inputs.prepare makes inputs'
+        ' of recordings as the camera sees them, .read of .skeleton files'
     )

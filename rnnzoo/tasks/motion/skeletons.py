@@ -6,12 +6,6 @@ vectors of 150 numbers: 2 bodies x 25 joints x (x, y, z).
 
 `accuracy` takes the mean logits of all samplings of a recording;
 `sampling_accuracy` is the mean accuracy of one sampling.
-
-References:
-  Shahroudy, Liu, Ng, Wang, NTU RGB+D: a large scale dataset for 3D human
-  activity analysis, 2016.
-  Li, Li, Cook, Zhu, Gao, Independently recurrent neural network (IndRNN):
-  building a longer and deeper RNN, 2018, section 5.4.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,29 +33,7 @@ from rnnzoo.tasks.motion import skeleton_inputs
 
 SOURCES = ('motions', *ntu_files.DATASETS)
 
-# Numbers that choose frames in a split: 4 GiB.
-_MOST_OFFSETS = 2**30
-
 IN_FEATURES = math.prod(ntu_tracks.FRAME)
-
-_DATA_RULES: fields.Rules = {
-    'source': fields.one_of(SOURCES),
-    'data_dir': fields.text(),
-    'missing_list': fields.text(),
-    'motions_batch_size': fields.integer(1),
-    'protocol': fields.one_of(ntu_files.PROTOCOLS),
-    'num_steps': fields.integer(1, 10**4),
-    'max_frames': fields.integer(1, 10**6),
-    'frames_dtype': fields.one_of(('float16', 'float32')),
-    'centre': fields.one_of(skeleton_frames.CENTRES),
-    'rotation': fields.number(0, 180),
-    'scale': fields.number(0, 1, below=True),
-    'validation_samplings': fields.integer(0, 1000),
-    'test_samplings': fields.integer(0, 1000),
-    'sampling_seed': fields.seed(),
-    'validation_fraction': fields.number(0, 1, above=True, below=True),
-    'split_seed': fields.seed(),
-}
 
 
 class SkeletonActions(protocol.ConfigTask, classification.Classification):
@@ -76,7 +48,24 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     class_names: 'A001' to 'A060', say.
   """
 
-  rules = _DATA_RULES
+  rules: fields.Rules = {
+      'source': fields.one_of(SOURCES),
+      'data_dir': fields.text(),
+      'missing_list': fields.text(),
+      'motions_batch_size': fields.integer(1),
+      'protocol': fields.one_of(ntu_files.PROTOCOLS),
+      'num_steps': fields.integer(1, 10**4),
+      'max_frames': fields.integer(1, 10**6),
+      'frames_dtype': fields.one_of(('float16', 'float32')),
+      'centre': fields.one_of(skeleton_frames.CENTRES),
+      'rotation': fields.number(0, 180),
+      'scale': fields.number(0, 1, below=True),
+      'validation_samplings': fields.integer(0, 1000),
+      'test_samplings': fields.integer(0, 1000),
+      'sampling_seed': fields.seed(),
+      'validation_fraction': fields.number(0, 1, above=True, below=True),
+      'split_seed': fields.seed(),
+  }
   model_rules = classification.RULES
   metrics = (*classification.METRICS, protocol.Metric('sampling_accuracy'))
 
@@ -102,10 +91,6 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     )
     self.splits = self._splits(recordings)
 
-  def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    super()._set_up(config)
-    self._config = config
-
   def describe(self):
     return {'class_names': list(self.class_names)}
 
@@ -116,15 +101,14 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
       self, recordings: ntu_arrays.Recordings
   ) -> dict[str, protocol.Examples]:
     data = self._data
+    trains = ntu_files.training_mask(recordings.names, data.protocol)
     # Names count classes from 1.
     labels = np.array([name.action - 1 for name in recordings.names], np.int32)
     if labels.max() >= len(self.class_names):
       raise ValueError(
-          f'config.data.source is {data.source!r}, with'
-          f' {len(self.class_names)} classes, but {data.data_dir} has'
-          f' A{labels.max() + 1:03}'
+          f'config.data.source={data.source} has {len(self.class_names)}'
+          f' classes, but {data.data_dir} has A{labels.max() + 1:03}'
       )
-    trains = ntu_files.training_mask(recordings.names, data.protocol)
     train, validation = smnist.split_validation(
         int(trains.sum()), data.validation_fraction, data.split_seed
     )
@@ -140,22 +124,16 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
       )
       examples['label'] = labels[indices]
       if samplings is not None:
-        size = len(indices) * max(samplings, 1) * data.num_steps
-        if size > _MOST_OFFSETS:
-          raise ValueError(
-              f'config.data.{split}_samplings={samplings} with num_steps='
-              f'{data.num_steps} are too many for {len(indices):,} recordings'
-          )
-        shown = skeleton_frames.offsets(len(indices), samplings, data)
-        examples['offsets'] = shown
+        examples['offsets'] = skeleton_frames.offsets(
+            len(indices), samplings, data
+        )
       splits[split] = examples
     return splits
 
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
     backbone = backbones.build(self._model, IN_FEATURES, rngs)
-    classes = len(self.class_names)
     return models.SequenceClassifier(
-        backbone, classes, pooling=self.pooling, rngs=rngs
+        backbone, len(self.class_names), pooling=self.pooling, rngs=rngs
     )
 
   def evaluate(
@@ -170,16 +148,13 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     dropout masks; in evaluation `examples` have 'offsets'.
     """
     labels = examples['label']
-    if rngs is not None:
-      logits = model(self._augmented(examples, rngs), rngs=rngs)
-      result = classification.evaluation(logits, labels, self.label_smoothing)
-      hits = result.scores['accuracy']
-      return result._replace(
-          scores={'accuracy': hits, 'sampling_accuracy': hits}
-      )
-    logits = self._logits(model, examples)
-    each = jax.vmap(classification.evaluation, (1, None))(logits, labels)
-    whole = classification.evaluation(jnp.mean(logits, axis=1), labels)
+    smoothing = 0.0 if rngs is None else self.label_smoothing
+    if rngs is None:
+      logits = self._logits(model, examples)
+    else:
+      logits = model(self._augmented(examples, rngs), rngs=rngs)[:, np.newaxis]
+    evaluate = lambda x: classification.evaluation(x, labels, smoothing)
+    each, whole = jax.vmap(evaluate, 1)(logits), evaluate(jnp.mean(logits, 1))
     return whole._replace(
         losses=jnp.mean(each.losses, axis=0),
         scores={
@@ -211,22 +186,17 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
       self, model: nnx.Module, lines: Iterable[str]
   ) -> Iterator[str]:
     """Returns the name of a class for each line, the path of a file."""
-    graphdef, state = nnx.split(model)
-    predict = jax.jit(
-        lambda state, inputs: self.predict(nnx.merge(graphdef, state), inputs)
-    )
+    predict = nnx.jit(self.predict)
     for number, line in enumerate(lines, 1):
       if not line.strip():
-        raise ValueError(
-            f'line {number} is empty; a line is the path of a .skeleton file'
-        )
+        raise ValueError(f'line {number} is empty; name a .skeleton file')
       inputs = skeleton_inputs.read(line, self._config)
       # Few sizes, so that few are compiled.
       length = inputs['frames'].shape[1]
       padding = 2 ** (length - 1).bit_length() - length
       widths = ((0, 0), (0, padding), *((0, 0),) * 3)
       inputs['frames'] = np.pad(inputs['frames'], widths)
-      yield self.class_names[int(predict(state, inputs)[0])]
+      yield self.class_names[int(predict(model, inputs)[0])]
 
   def _augmented(
       self, examples: protocol.Examples, rngs: nnx.Rngs
@@ -257,37 +227,26 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
 
 def _read(data: ml_collections.ConfigDict) -> ntu_arrays.Recordings:
   """Returns the recordings of NTU RGB+D that a config names."""
-  ntu_files.check_protocol(data.source, data.protocol)
-  if not data.data_dir:
-    raise FileNotFoundError(
-        f'config.data.source={data.source} needs --config.data.data_dir, the'
-        ' folder that python -m rnnzoo.tasks.motion.ntu_conversion made of'
-        ' .skeleton files'
+  published = ntu_files.DATASETS[data.source]
+  if data.protocol not in published.protocols:
+    raise ValueError(
+        f'{data.source} has no protocol {data.protocol!r}; it has'
+        f' {" and ".join(map(repr, published.protocols))}'
     )
   folder = fields.expand(data.data_dir, 'config.data.data_dir')
   recordings = ntu_arrays.read(folder)
   if data.missing_list:
     missing = ntu_files.read_missing(data.missing_list)
-    names = [name.text() for name in recordings.names]
-    total = len(names)
-    kept = [n for n in range(total) if names[n] not in missing]
+    names, frames = recordings.names, recordings.frames
+    kept = [n for n, name in enumerate(names) if name.text() not in missing]
     print(
-        f'data: {total - len(kept)} of the {len(missing)} recordings of'
+        f'data: {len(names) - len(kept)} of the {len(missing)} recordings of'
         f' {data.missing_list} were there, and are left out',
         flush=True,
     )
-    if not kept:
-      raise ValueError(
-          f'config.data.missing_list={data.missing_list} names all {total:,}'
-          f' recordings of config.data.data_dir={data.data_dir} and leaves'
-          ' none; name the list of recordings to leave out that the authors of'
-          ' the data set publish'
-      )
     recordings = ntu_arrays.Recordings(
-        [recordings.names[n] for n in kept],
-        [recordings.frames[n] for n in kept],
+        [names[n] for n in kept], [frames[n] for n in kept]
     )
-  published = ntu_files.DATASETS[data.source]
   expected = published.files - published.missing
   if len(recordings.names) != expected:
     print(
