@@ -212,6 +212,8 @@ rnnzoo/models/sequence.py tests/layers/stack_test.py
   + x, seq_lengths  @ SequenceModel
   - step(carry, x, reset=reset)
   + step(carry, x)  @ SequenceModel
+  - valid & (steps >= last)
+  + valid  @ means
 rnnzoo/engines/sharding.py tests/planning_test.py
   - _over.reset(token)
   + pass  @ over_devices
