@@ -2,8 +2,8 @@
 
 They are an LSTM written by hand for `lax.scan`, a linear recurrence for
 `lax.associative_scan`, JAX's own binding of cuDNN's LSTM, flax's cells in
-loops, and times of the public programs FlashRNN and torch
-(with cuDNN) on an H100 or H200.
+loops, and times of the public programs FlashRNN and torch (with cuDNN) on an
+H100 or H200.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def lax_scan(unroll: int, arrays: Any) -> jax.Array:
 
 
 def lax_associative_scan(arrays: Any) -> jax.Array:
-  """H' = a h + b on given a [F] and b, by composing pairs (a, b)."""
+  """A linear recurrence of given a [F] and b, by composing pairs (a, b)."""
   a, b = arrays['a'], arrays['b']
   compose = lambda x, y: (y[0] * x[0], y[0] * x[1] + y[1])
   pairs = jnp.broadcast_to(a, b.shape), b

@@ -17,7 +17,7 @@ from rnnzoo.layers import readouts
 from rnnzoo.layers import recurrent
 from rnnzoo.layers import sequence_layer
 
-# Rows of a matrix whose eigenvectors take minutes and gigabytes.
+# The most rows of a HiPPO matrix: its eigenvectors take rows^3 operations.
 _MOST_ROWS = 8192
 
 

@@ -71,18 +71,16 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Array, h: tuple[Array, ...]) -> Array:
     wide, skip = promotion.wide(x.dtype), self.skip[...]
-    parts = []
+    if skip.ndim == 1:
+      y = skip.astype(wide) * x.astype(wide)
+    else:
+      y = products.contract('...i,if->...f', x, skip.astype(x.dtype), wide)
     for (index, factor), kernel in zip(
         self.parts, self.kernel[...], strict=True
     ):
-      # A product adds to another one in the same kernel of cuBLAS.
-      kernel = (factor * kernel).astype(x.dtype)
-      parts.append(products.contract('...s,sf->...f', h[index], kernel, wide))
-    y = sum(parts[1:], parts[0])
-    if skip.ndim == 1:
-      y += skip.astype(wide) * x.astype(wide)
-    else:
-      y += products.contract('...i,if->...f', x, skip.astype(x.dtype), wide)
+      kernel = kernel.astype(x.dtype)
+      part = products.contract('...s,sf->...f', h[index], kernel, wide)
+      y += factor * part
     if self.gate is None:
       return y
     u = jax.nn.gelu(y)

@@ -45,7 +45,8 @@ class SequenceModel(nnx.Module):
     backbone: the recurrent layer or stack.
     head: linear map from the backbone's outputs to the answer.
     every_step: whether there is an answer after every step.
-    pooling: 'last' or 'mean', the output that an answer at the end is of.
+    pooling: which output an answer at the end reads, the 'last' one or the
+      'mean' of all.
   """
 
   def __init__(
@@ -65,8 +66,8 @@ class SequenceModel(nnx.Module):
         runs backwards as well: there its last output has seen one step.
       out_features: numbers of an answer.
       every_step: whether to answer after every step, not at the end only.
-      pooling: an answer at the end is of the 'last' output, or of the 'mean' of
-        all outputs of valid steps since the last reset.
+      pooling: which output an answer at the end reads: the 'last' valid one, or
+        the 'mean' of all valid ones since the last reset.
       num_tokens: how many tokens there are, if sequences are of tokens; None
         for sequences of vectors.
       rngs: `nnx.Rngs` that parameters are drawn from.
@@ -140,14 +141,14 @@ class SequenceModel(nnx.Module):
           f'{type(self).__name__} needs at least one step to answer, got x of'
           f' shape {x.shape}.'
       )
-    is_whole = mask is None and seq_lengths is None
-    flags = sharding.flags_as_sharded(mask, seq_lengths, y)
+    as_y = functools.partial(sharding.flags_as_sharded, y=y)
     if self.pooling == 'mean':
-      restarts, _ = sharding.flags_as_sharded(reset, None, y)
-      last = _mean(y, _valid(*flags, restarts, time))
-    elif is_whole:
+      valid = _valid(*as_y(mask, seq_lengths), as_y(reset, None)[0], time)
+      last = _mean(y, valid)
+    elif seq_lengths is None and mask is None:
       last = y[..., -1, :]
     else:
+      flags = as_y(mask, seq_lengths)
       index = _last_valid(*flags, time)[..., None, None]
       last = jnp.take_along_axis(y, index, axis=-2)[..., 0, :]
     with jax.named_scope('logits'):

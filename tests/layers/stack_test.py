@@ -451,6 +451,7 @@ class SequenceModelTest(parameterized.TestCase):
     reset[0, 2] = reset[1, 5] = True  # The second one is after the end.
     valid = mask & (np.arange(6) < lengths[:, None])
     holes = np.where(valid[..., None], x, np.nan)
+    holes[0, :2] = np.nan  # Before a reset.
     valid[0, :2] = False
 
     @jax.jit

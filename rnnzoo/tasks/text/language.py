@@ -71,8 +71,6 @@ _DATA_RULES: fields.Rules = {
     'tokens': fields.one_of(tokens_lib.KINDS),
     'vocabulary_size': fields.optional(fields.integer(256, 10**7)),
 }
-# Configs of the task's earlier name, 'characters', lack all others.
-_OLD_FIELDS = set(_DATA_RULES) - {'tokens', 'vocabulary_size'}
 _MODEL_RULES: fields.Rules = {
     'conv_width': fields.integer(0, 1000),
     'mlp': fields.optional(fields.one_of(language_model.MLPS)),
@@ -95,6 +93,7 @@ class Text(protocol.ConfigTask):
     tokens: tokens of the text, a `tokens.Tokens`.
   """
 
+  rules = _DATA_RULES
   model_rules = _MODEL_RULES
   has_stream = True
 
@@ -134,9 +133,8 @@ class Text(protocol.ConfigTask):
     }
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
-    data, old = config.data, {*config.data, *_OLD_FIELDS}
-    self.rules = {n: rule for n, rule in _DATA_RULES.items() if n in old}
     super()._set_up(config)
+    data = config.data
     self._kind = data.tokens
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
