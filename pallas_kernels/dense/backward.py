@@ -237,6 +237,10 @@ class Steps(kernel_call.Steps):
           jnp.add, (d_theta, d_row, d_start), (more[0], more[1], more[3])
       )
       d_gates = (*map(jnp.add, d_gates[:-1], more[2]), d_gates[-1])
+    # A cotangent that is the constant 0 has no layout yet.
+    d_row, d_gates, d_start = jax.tree.map(
+        self.cta.spread, (d_row, d_gates, d_start)
+    )
     passed = None
     if plan.holds:
       passed = step_flags.select(linear.held, d_carry, zeros)
@@ -265,7 +269,6 @@ class Steps(kernel_call.Steps):
       sums: cotangents that this step started from.
     """
     d_start, d_restart = pulled.d_start, sums.d_restart
-    # An update that does not read h passes a plain zero on; a sum has a layout.
     d_h = self.cta.zeros() if d_h is None else self.plan.call.bounded(d_h)
     d_start = (d_start[0] + d_h, *d_start[1:])
     if pulled.passed is not None:

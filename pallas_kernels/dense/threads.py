@@ -232,6 +232,10 @@ class Cta:
   def zeros(self) -> Array:
     return ptx.full(self.own.count, 0.0)
 
+  def spread(self, x: Array) -> Array:
+    """Returns x in the layout of threads, also where it is a constant."""
+    return ptx.spread(x, self.own.count)
+
   def time(self, step):
     """Returns the time of a step of the loop."""
     backwards = self.shape.time - 1 - step

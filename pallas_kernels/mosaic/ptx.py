@@ -51,9 +51,12 @@ def per_thread(x: Array) -> int:
 
 def full(count: int, value, dtype=jnp.float32) -> Array:
   """Returns `count` elements a thread, all equal."""
-  return plgpu.layout_cast(
-      jnp.full((count * LANES,), value, dtype), layout(count)
-  )
+  return spread(jnp.full((count * LANES,), value, dtype), count)
+
+
+def spread(x: Array, count: int) -> Array:
+  """Returns x, `count` elements a thread, in the layout of threads."""
+  return plgpu.layout_cast(x, layout(count))
 
 
 def emit(
