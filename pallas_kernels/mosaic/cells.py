@@ -254,6 +254,55 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
   return call
 
 
+def hoist(
+    fn: Callable[[Any, Any], Any], theta: Any, row: Any
+) -> tuple[Callable[[Any], list[Any]], Callable[[list[Any], Any], Any]]:
+  """Splits fn(theta, row) into what is free of the row, and the rest.
+
+  Args:
+    fn: a pointwise function of pytrees of arrays.
+    theta: shapes and dtypes of its first argument.
+    row: those of its second one.
+
+  Returns:
+    `early` and `late`, with late(early(theta), row) = fn(theta, row). No value
+    of `early` is one that `late` does not read.
+  """
+  closed, shape = jax.make_jaxpr(fn, return_shape=True)(theta, row)
+  jaxpr = closed.jaxpr
+  size = len(jax.tree.leaves(theta))
+  first, second = jaxpr.invars[:size], jaxpr.invars[size:]
+  known, unknown = list(first), set(second)
+  early, late = [], []
+  for eqn in jaxpr.eqns:
+    reads = variables(eqn.invars)
+    if not unknown.isdisjoint(reads):
+      unknown.update(eqn.outvars)
+      late.append(eqn)
+    elif reads.isdisjoint(known):
+      early.append(eqn)  # A constant.
+      late.append(eqn)
+    else:
+      known += eqn.outvars
+      early.append(eqn)
+  read = variables([*jaxpr.outvars, *(v for eqn in late for v in eqn.invars)])
+  kept = [v for v in known if v in read]
+
+  def part(eqns, invars, outvars):
+    own = jaxpr.replace(eqns=eqns, invars=invars, outvars=outvars)
+    return jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(own, closed.consts))
+
+  of_theta = part(early, first, kept)
+  of_row = part(late, [*kept, *second], jaxpr.outvars)
+  structure = jax.tree.structure(shape)
+  return (
+      lambda theta: of_theta(*jax.tree.leaves(theta)),
+      lambda values, row: jax.tree.unflatten(
+          structure, of_row(*values, *jax.tree.leaves(row))
+      ),
+  )
+
+
 def in_turn(
     fn: Callable[..., Sequence[Any]], avals: Sequence[Any], first: int
 ) -> Callable[..., tuple[list[Any], Callable[[], list[Any]]]]:

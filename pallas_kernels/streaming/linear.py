@@ -238,24 +238,23 @@ def _adjoint(
   if plan.has_flags:
     restart = _initial(loop, restart, plan.has_restart, states)
   carry = _initial(loop, carry, plan.has_carry, states)
-  step = _Step(plan, len(reads), accuracy)
+  step = _Step(plan, len(reads), theta, accuracy)
 
   def find(k):
     block = loop.flags(k)
     rows, _, cotangents = _rows(plan, loop, block, reads, states, k)
-    scales = [a for a, _ in cells.map_rows(plan.step, theta, rows, accuracy)]
-    return _maps(scales, cotangents, block)
+    return _maps(step.scales(rows), cotangents, block)
 
   inputs.prefetch()
   handoff = handoffs.handoff(inputs, like, find, loop.scratch, mailbox)
   first_time = plan.layout.time - 1 if plan.reverse else 0
 
   def wave(k, state):
-    mu, d_theta, d_restart, d_always = state
+    mu, d_always, d_restart = state
     handoff.arrive(k)
     block = loop.flags(k)
     rows, befores, cotangents = _rows(plan, loop, block, reads, states, k)
-    scales, pullbacks = step.linearise(theta, rows)
+    scales, pullbacks = step.linearise(rows)
     maps = _maps(scales, cotangents, block)
     mu = handoff.before(k, mu)
     lambdas, next_mu = [], cells.traced_once(affine_maps.step)
@@ -270,21 +269,20 @@ def _adjoint(
     d_pairs, d_restart = _pairs(
         block, lambdas, befores, scales, restart, d_restart
     )
-    d_always, d_params, out = step.pull(d_always, pullbacks, d_pairs)
-    for each in d_params:
-      d_theta = tuple(map(lax.add, d_theta, each))
-    return (mu, d_theta, d_restart, d_always), out
+    found, out = step.pull(pullbacks, d_pairs)
+    for each in found:
+      d_always = tuple(map(lax.add, d_always, each))
+    return (mu, d_always, d_restart), out
 
   mu = loop.read(d_last, states)
   handoff.begin(mu)
   zero = blocks.zeros()
-  d_always = jax.tree.map(lambda _: zero, like[0]) if step.free else ()
   d_restart = (zero,) * states if plan.has_flags else ()
-  state = mu, (zero,) * len(theta), d_restart, d_always
-  mu, d_theta, d_restart, d_always = loop.run(wave, state)
+  state = mu, (zero,) * len(step.always), d_restart
+  mu, d_always, d_restart = loop.run(wave, state)
   handoff.end()
   _write_last(loop, d_carry_ref, mu)
-  d_theta = step.add_always(theta, d_theta, d_always)
+  d_theta = step.d_theta(d_always)
   part = walk.segment * plan.config.warpgroups + walk.warpgroup
   for k, value in enumerate(d_theta):
     d_theta_ref[walk.batch, part, k, walk.features] = value
@@ -295,61 +293,56 @@ def _adjoint(
 class _Step:
   """The derivative of a step's (A, b).
 
+  Values of theta alone, such as an A that is free of the inputs, are computed
+  once, and so is the derivative by them: of their cotangents kernels sum up
+  those of all steps.
+
   Args:
     plan: the static arguments.
     inputs: number of inputs.
+    theta: the parameters of each feature.
     accuracy: accuracy of special functions.
 
   Attributes:
-    free: whether A is free of the inputs, and has parameters.
+    always: the values of theta that the steps read.
   """
 
-  def __init__(self, plan: Plan, inputs: int, accuracy: cells.Accuracy):
-    self._step, self._accuracy = plan.step, accuracy
-    self._streams, self._inputs = inputs, inputs + plan.reads_starts
+  def __init__(
+      self, plan: Plan, inputs: int, theta: Any, accuracy: cells.Accuracy
+  ):
+    self._accuracy, self._streams, self._theta = accuracy, inputs, theta
     lane = jax.ShapeDtypeStruct((blocks.LANES,), jnp.float32)
-    types = (lane,) * plan.params, (lane,) * self._inputs
-    used = cells.used(lambda *given: plan.step(*given)[0], *types)
-    self.free = not any(used[plan.params :]) and any(used)
+    row = (lane,) * (inputs + plan.reads_starts)
+    self._early, self._step = cells.hoist(plan.step, (lane,) * plan.params, row)
+    self.always = cells.legalize(self._early, accuracy)(theta)
 
-  def linearise(self, theta, rows):
-    """Returns A of each step, and pullbacks of (A, b), or of b if A is free."""
+  def scales(self, rows):
+    """Returns A of each step."""
+    found = cells.map_rows(self._step, self.always, rows, self._accuracy)
+    return [a for a, _ in found]
 
-    def whole(theta, row):
-      (a, _), pullback = jax.vjp(self._step, theta, row)
+  def linearise(self, rows):
+    """Returns A of each step, and pullbacks of (A, b)."""
+
+    def whole(always, row):
+      (a, _), pullback = jax.vjp(self._step, always, row)
       return a, pullback
 
-    def of_b(theta, row):
-      _, pullback = jax.vjp(lambda *given: self._step(*given)[1], theta, row)
-      return self._step(theta, row)[0], pullback
-
-    function = of_b if self.free else whole
-    found = cells.map_rows(function, theta, rows, self._accuracy)
+    found = cells.map_rows(whole, self.always, rows, self._accuracy)
     return [a for a, _ in found], [pullback for _, pullback in found]
 
-  def pull(self, d_always, pullbacks, d_pairs):
-    """Returns the sum of dA, the cotangents of theta, and of the inputs."""
-    if self.free:
-      for d_a, _ in d_pairs:
-        d_always = jax.tree.map(lax.add, d_always, d_a)
-      d_pairs = [d_b for _, d_b in d_pairs]
+  def pull(self, pullbacks, d_pairs):
+    """Returns the cotangents of `always`, and of the inputs, of each step."""
     given = list(zip(pullbacks, d_pairs, strict=True))
     found = cells.map_rows(_pull, (), given, self._accuracy)
     rows = [d_row[: self._streams] for _, d_row in found]
-    return d_always, [d_params for d_params, _ in found], rows
+    return [d_always for d_always, _ in found], rows
 
-  def add_always(self, theta, d_theta, d_always):
-    """Adds the cotangents of theta by the sum of dA."""
-    if not self.free:
-      return d_theta
-
-    def of_theta(theta, unread, d_a):
-      always = lambda theta: self._step(theta, unread)[0]
-      return jax.vjp(always, theta)[1](d_a)[0]
-
-    unread = (blocks.zeros(),) * self._inputs
-    more = cells.legalize(of_theta, self._accuracy)(theta, unread, d_always)
-    return tuple(map(jnp.add, d_theta, more))
+  def d_theta(self, d_always):
+    """Returns the cotangents of theta by the sum of those of `always`."""
+    of_theta = lambda theta, given: jax.vjp(self._early, theta)[1](given)[0]
+    pull = cells.legalize(of_theta, self._accuracy)
+    return pull(self._theta, list(d_always))
 
 
 def _rows(plan: Plan, loop, block, reads: Sequence[bool], states: int, wave):
