@@ -86,6 +86,9 @@ def get_config() -> ml_collections.ConfigDict:
   # The share of the old running averages that an update of norm 'batch' keeps;
   # None for 0.9.
   model.norm_momentum = config_dict.placeholder(object)
+  # Whether the normalisation is of what the next layer reads, behind the sum of
+  # `residual`.
+  model.norm_first = False
   # Whether each layer's input is added to its output, where both are as large.
   model.residual = False
   # Whether each layer sees the input and the outputs of all layers below.

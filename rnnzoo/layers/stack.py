@@ -69,7 +69,8 @@ class Stack(sequence_layer.SequenceLayer):
       y = dropout(norm(layer(x))) [+ x]
 
   with dropout between levels only, and the sum where `residual` is set and the
-  sizes agree.
+  sizes agree. Where `norm_first` is set, the next level and the stack's output
+  have norm of y = dropout(layer(x)) [+ x], and the sum goes on without it.
 
   >>> import jax, jax.numpy as jnp, rnnzoo
   >>> from flax import nnx
@@ -108,6 +109,7 @@ class Stack(sequence_layer.SequenceLayer):
   # Not set in `__init__`: a stack that was told nothing keeps the static part,
   # and the checkpoints, that it always had.
   deterministic: bool | None = None
+  norm_first: bool = False
 
   def __init__(
       self,
@@ -120,6 +122,7 @@ class Stack(sequence_layer.SequenceLayer):
       share_dropout_over_time: bool = False,
       norm: str | None = None,
       norm_momentum: float | None = None,
+      norm_first: bool = False,
       residual: bool = False,
       rngs: nnx.Rngs,
       **options,
@@ -144,6 +147,8 @@ class Stack(sequence_layer.SequenceLayer):
         above 0 and below 1, for norm='batch'. None, the default, is 0.9, which
         torch calls momentum=0.1; with 0.99, flax's default, the averages stay
         near their start for the first hundreds of updates.
+      norm_first: normalise what a level reads, and the stack's output, in place
+        of each layer's output. The lowest level reads x itself.
       residual: add each level's input to its output where the sizes agree.
       rngs: `nnx.Rngs` that the parameters are drawn from.
       **options: passed to each layer.
@@ -157,6 +162,12 @@ class Stack(sequence_layer.SequenceLayer):
     momentum = settings.norm_momentum(norm_momentum, norm)
     settings.boolean(share_dropout_over_time, 'share_dropout_over_time')
     settings.boolean(residual, 'residual')
+    settings.boolean(norm_first, 'norm_first')
+    if norm_first and norm is None:
+      raise ValueError(
+          "norm_first=True needs a normalisation, got norm=None; norm='layer'"
+          ' would work.'
+      )
     initializers.check_rngs(rngs, 'params', required=True)
     several = isinstance(layer, Sequence) and not isinstance(layer, str)
     factories: list[Any] = [layer] * num_layers
@@ -199,6 +210,8 @@ class Stack(sequence_layer.SequenceLayer):
     self.dropout_rate = float(dropout_rate)
     self.share_dropout_over_time = share_dropout_over_time
     self.residual = residual
+    if norm_first:
+      self.norm_first = True
 
   @property
   def features(self) -> int:  # type: ignore[override]
@@ -260,17 +273,16 @@ class Stack(sequence_layer.SequenceLayer):
     time_major = options['time_major']
     time_axis = 0 if time_major else -2
     carries = []
-    index = 0
+    index, below = 0, x
     while index < len(self.layers):
       level = self.layers[index]
       wave = self._wave(index, x, given, train, options)
       if wave is not None:
         own, x = wave
-        carries += own
-        index += len(own)
+        carries, index, below = carries + list(own), index + len(own), x
         continue
       carry, y = level.unroll(
-          x,
+          below,
           initial_carry=initial_carry[index],
           reset=reset,
           seq_lengths=seq_lengths,
@@ -282,9 +294,10 @@ class Stack(sequence_layer.SequenceLayer):
           y, mask, seq_lengths, time_major, self.time_axis_name
       )
       x = self._above(index, x, y, valid, train, rngs, time_axis)
+      below = self._below(index, x, valid, train)
       carries.append(carry)
       index += 1
-    return tuple(carries), x
+    return tuple(carries), below
 
   def _wave(self, index: int, x: Array, given, train: bool, options):
     """Runs some levels from one on at once, where that is faster.
@@ -379,7 +392,8 @@ class Stack(sequence_layer.SequenceLayer):
   def _is_stepwise(self) -> bool:
     """Whether each step that a level hands on depends on this step alone."""
     # A subclass of a user may do anything there.
-    return type(self)._above.__module__.startswith('rnnzoo.')
+    own = type(self)._above.__module__.startswith('rnnzoo.')
+    return own and not self.norm_first
 
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None
@@ -399,12 +413,13 @@ class Stack(sequence_layer.SequenceLayer):
     """
     checks.carry_of_step(carry, x)
     self._check_carry(carry, 'carry')
-    carries = []
+    carries, below = [], x
     for index, level in enumerate(self.layers):
-      new, y = level.step(carry[index], x, reset=reset)
+      new, y = level.step(carry[index], below, reset=reset)
       carries.append(new)
       x = self._above(index, x, y, None, False, None, None)
-    return tuple(carries), x
+      below = self._below(index, x, None, False)
+    return tuple(carries), below
 
   def set_view(self, deterministic: bool | None = None) -> None:
     """Takes part in `nnx.view`.
@@ -438,13 +453,8 @@ class Stack(sequence_layer.SequenceLayer):
 
   def _above(self, index, x, y, valid, train, rngs, time_axis) -> Array:
     """Returns a level's output: y normalised, dropped and added to x."""
-    if self.norms:
-      norm = self.norms[index]
-      if isinstance(norm, nnx.BatchNorm):
-        stored = not train or bool(norm.use_running_average)
-        y = _batch_norm(norm, y, valid, use_running_average=stored)
-      else:
-        y = normalize(norm, y)
+    if self.norms and not self.norm_first:
+      y = self._normalised(index, y, valid, train)
     is_last = index == len(self.layers) - 1
     if self.dropout_rate and train and not is_last:
       shared = (time_axis,) if self.share_dropout_over_time else ()
@@ -455,6 +465,20 @@ class Stack(sequence_layer.SequenceLayer):
     if valid is not None:
       y = jnp.where(valid[..., None], y, 0)
     return y
+
+  def _below(self, index, x, valid, train) -> Array:
+    """Returns a level's output as the next one reads it."""
+    if not self.norm_first:
+      return x
+    x = self._normalised(index, x, valid, train)
+    return x if valid is None else jnp.where(valid[..., None], x, 0)
+
+  def _normalised(self, index, y, valid, train) -> Array:
+    norm = self.norms[index]
+    if not isinstance(norm, nnx.BatchNorm):
+      return normalize(norm, y)
+    stored = not train or bool(norm.use_running_average)
+    return _batch_norm(norm, y, valid, use_running_average=stored)
 
   def _check_carry(self, carry, label: str) -> None:
     count = len(self.layers)

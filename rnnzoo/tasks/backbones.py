@@ -44,6 +44,7 @@ RULES: fields.Rules = {
     'norm_momentum': fields.optional(
         fields.number(0, 1, above=True, below=True)
     ),
+    'norm_first': fields.flag(),
     'residual': fields.flag(),
     'dense': fields.flag(),
     'dtype': fields.optional(fields.text()),
@@ -88,6 +89,11 @@ def check(model: ml_collections.ConfigDict) -> None:
         f" config.model.norm='batch', and that is {model.norm!r};"
         ' --config.model.norm_momentum=None would work'
     )
+  if model.norm_first and (model.norm is None or model.dense):
+    raise ValueError(
+        'config.model.norm_first=True needs a config.model.norm, and'
+        ' config.model.dense=False; --config.model.norm_first=False would work'
+    )
   if model.dense and model.residual:
     raise ValueError(
         'a stack is dense or residual, not both; config.model.dense or'
@@ -128,6 +134,8 @@ def build(
     stack = rnnzoo.DenseStack
   else:
     stack = functools.partial(stack or rnnzoo.Stack, residual=model.residual)
+    if model.norm_first:
+      stack = functools.partial(stack, norm_first=True)
   with _one_sentence(model):
     made: Any = stack(
         factories,
@@ -187,6 +195,7 @@ def build_language_model(
   unused: dict[str, Any] = {
       'norm': None,
       'norm_momentum': None,
+      'norm_first': False,
       'residual': False,
       'dense': False,
       'share_dropout_over_time': False,
