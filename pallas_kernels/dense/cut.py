@@ -35,6 +35,7 @@ class Config:
     stages: slots of the ring buffer of inputs, at least 4.
     registers: limit of the registers of a thread that hold the recurrent
       kernel, or None for no limit; shared memory holds the remainder.
+    capability: compute capability of the device.
     together: pieces of 16 bytes that a thread polls at once, with 'device' and
       one head, where operands go from device memory straight to registers. 0
       where a CTA fetches them to its shared memory.
@@ -50,6 +51,7 @@ class Config:
   stages: int = 6
   registers: int | None = None
   together: int = 0
+  capability: tuple[int, int] = (9, 0)
 
   @property
   def through_device(self) -> bool:

@@ -121,7 +121,8 @@ class Operand:
           jnp.int32,
           where=flag(at < words),
       )
-    sync.make_signals(self.signals, (1, 1, 1), flag(cta.thread.index == 0))
+    if cta.config.cluster > 1:
+      sync.make_signals(self.signals, (1, 1, 1), flag(cta.thread.index == 0))
 
   def _slot(self, step):
     slot = step & (self.cta.config.slots - 1)
@@ -231,7 +232,9 @@ class Operand:
             place = *place, (flag(step == 0), first, piece.plain + j)
           places.append(place)
       # One loop for all: a warp waits for the last of its chunks anyway.
-      flat = mailbox.poll(places, size)
+      flat = mailbox.poll(
+          places, size, in_pairs=self.cta.config.capability >= (9, 0)
+      )
       for k, piece in enumerate(pieces):
         words = flat[4 * self.planes * k :][: 4 * self.planes]
         if replace is not None:

@@ -277,8 +277,8 @@ def usable(config: Config, dtype, written: bool) -> bool:
     written: whether they are stored.
   """
   # With 4 columns a thread keeps one column of each pair. It can read both, but
-  # has only one to write.
-  if config.twice and written:
+  # has only one to write. stmatrix came with 9.0.
+  if written and (config.twice or config.capability < (9, 0)):
     return False
   return config.sums == 1 and jnp.dtype(dtype).itemsize == 2
 

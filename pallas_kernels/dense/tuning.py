@@ -59,9 +59,6 @@ _MORE_UNITS_IN_CLUSTER = 48
 # CTAs, were measured to be faster than clusters in two waves.
 _ONE_WAVE_UNITS = 256
 
-# CTAs of a cluster; more than 8 are not portable, these devices have 16.
-_LARGEST_CLUSTER = 16
-
 # Units of a CTA where a head is spread over the device: one mma's rows for the
 # fewest sums a CTA, or more where more slices of the batch are resident so.
 _UNITS_ON_DEVICE = 16
@@ -121,8 +118,8 @@ _STAGES = (8, 6, 5)
 # as 65536 a CTA and 255 a thread leave beside the values of a step.
 _REGISTERS = {1: 192, 2: 192, 3: 112, 4: 72}
 
-# Shared memory of a CTA in bytes, less 1 KiB that Pallas takes.
-_CTA_BYTES = 226 * 1024
+# Bytes of a CTA's shared memory that Pallas takes.
+_PALLAS_BYTES = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,12 +160,16 @@ def choose(
     NotImplementedError: nothing fits.
   """
   for candidate in _candidates(shape, kind, target):
+    if candidate.cluster > target.largest_cluster:
+      continue
+    candidate = dataclasses.replace(candidate, capability=target.capability)
     # Fewer stages leave room for two CTAs on a multiprocessor.
     crowded = kind.again and shape.ctas(candidate) > target.cores
     for stages in _STAGES[-1:] if crowded else _STAGES:
       config = dataclasses.replace(candidate, stages=stages)
       registers, size = needs(config)
-      if registers <= _REGISTERS[config.warpgroups] and size <= _CTA_BYTES:
+      size += _PALLAS_BYTES
+      if registers <= _REGISTERS[config.warpgroups] and size <= target.shared:
         return config
   raise NotImplementedError(
       f'A GPU kernel cannot hold a recurrent kernel of {shape.heads} heads of'
@@ -195,7 +196,7 @@ def _candidates(
     together = _SHARED_UNITS_OF_TWO
   if shape.size <= together:
     yield from _one_cta(shape, kind, target)
-  if _is_direct(shape, kind):
+  if target.has_tma and _is_direct(shape, kind):
     yield from _direct(shape, kind, target)
   if shape.size <= _CLUSTER_UNITS:
     yield from _small_clusters(shape, kind, target)
@@ -283,7 +284,7 @@ def _large_clusters(
     shape: Shape, kind: Kind, target: devices.Target, registers: int | None
 ) -> list[Config]:
   """Returns clusters of as many CTAs as there can be."""
-  units = 8 * -(-shape.size // (8 * _LARGEST_CLUSTER))
+  units = 8 * -(-shape.size // (8 * target.largest_cluster))
   parts = -(-shape.size // units)
   # A part of the kernel in shared memory makes two products want longer sums.
   long_first = kind.adjoint or (kind.two and registers is not None)

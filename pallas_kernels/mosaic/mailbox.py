@@ -210,6 +210,7 @@ def poll(
     places: Sequence[Sequence[Any]],
     size: int,
     seen: Sequence[Array] | None = None,
+    in_pairs: bool = True,
 ) -> list[Array]:
   """Reads 16 bytes at each place as soon as they have been published.
 
@@ -222,6 +223,7 @@ def poll(
     size: bytes of an element, 2 or 4.
     seen: results of `peek` for these places, from this step of the loop, or
       None. If they hold data, nothing is read again.
+    in_pairs: whether the device compares pairs of 16 bits, as 9.0 does.
 
   Returns:
     Four int32 [128] for each place.
@@ -256,7 +258,7 @@ def poll(
   for i in range(n):
     four = ', '.join(words[4 * i : 4 * i + 4])
     code += f' ld.relaxed.gpu.global.v4.b32 {{{four}}}, [a{i}];'
-  code += ' check_%%:' + any_sentinel(words, size)
+  code += ' check_%%:' + any_sentinel(words, size, in_pairs)
   # All threads of a warp together, as tensor cores want them.
   code += ' vote.sync.any.pred p, p, 0xFFFFFFFF;'
   code += ' add.u32 k, k, 1;'
@@ -268,14 +270,24 @@ def poll(
   return list(ptx.emit('{' + code + '}', results, operands))
 
 
-def any_sentinel(words: Sequence[str], size: int) -> str:
+def any_sentinel(words: Sequence[str], size: int, in_pairs: bool = True) -> str:
   """Returns code that sets p where an element of the words is the sentinel.
 
   Args:
     words: names of operands.
     size: bytes of an element, 2 or 4.
+    in_pairs: as in `poll`.
   """
   # The sentinel is the largest unsigned number.
+  if size == 2 and not in_pairs:
+    code = '{ .reg .pred q; .reg .b16 low, high; setp.ne.b32 p, k, k;'
+    for word in words:
+      code += f' mov.b32 {{low, high}}, {word};'
+      code += ''.join(
+          f' setp.eq.u16 q, {half}, 0xFFFF; or.pred p, p, q;'
+          for half in ('low', 'high')
+      )
+    return code + ' }'
   kind = 'u32' if size == 4 else 'u16x2'
   code = f' mov.b32 m, {words[0]};'
   code += ''.join(f' max.{kind} m, m, {word};' for word in words[1:])

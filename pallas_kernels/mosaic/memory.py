@@ -291,67 +291,91 @@ def fetch_wait(pending: int) -> None:
 # Pairs of float32, as complex arrays hold them: some rows of one feature.
 
 
-def copy_pairs(
+def copy_rows(
     ref: Ref, place: Array, source: Ref, offset: Array, rows: 'Rows'
 ) -> None:
-  """Starts copying pairs from device memory to shared memory.
+  """Starts copying rows from device memory to shared memory.
 
   Args:
     ref: an array in shared memory.
     place: the place of the first row in bytes.
-    source: a complex array in device memory.
-    offset: the place of the first row in pairs.
-    rows: the rows.
+    source: an array in device memory.
+    offset: the place of the first row in elements.
+    rows: the rows. Of 16-bit elements the even lanes copy two.
   """
-  code = gmem_address(8) + (
-      ' .reg .u32 s, t, n; .reg .pred p; add.u32 s, %base_s, %place;'
+  size, lanes = max(rows.dtype.itemsize, 4), ''
+  code = gmem_address(rows.dtype.itemsize) + (
+      ' .reg .u32 s, t, n; .reg .pred p, q; add.u32 s, %base_s, %place;'
   )
+  if rows.dtype.itemsize == 2:
+    code += ' and.b32 n, %place, 2; setp.eq.u32 q, n, 0;'
+    lanes = '@q '
   for i in range(rows.count):
     code += (
         f' add.s32 t, %first, {i}; setp.lt.u32 p, t, %end;'
-        ' selp.b32 n, %size, 0, p; cp.async.ca.shared.global'
-        f' [s+{i * rows.shared}], [a+{i * rows.stride}], 8, n;'
+        f' selp.b32 n, %size, 0, p; {lanes}cp.async.ca.shared.global'
+        f' [s+{i * rows.shared}], [a], {size}, n; add.u64 a, a, {rows.stride};'
     )
   operands = {'base': source, 'offset': offset, 'base_s': ref, 'place': place}
-  bounds = {'first': rows.first, 'end': rows.end, 'size': rows.inside * 8}
+  bounds = {'first': rows.first, 'end': rows.end, 'size': rows.inside * size}
   ptx.emit('{' + code + '}', {}, operands | bounds)
 
 
-def load_pairs(ref: Ref, place: Array, rows: 'Rows') -> list[tuple[Array, ...]]:
-  """Returns the pairs of rows that are in shared memory, from a place on."""
+def load_rows(ref: Ref, place: Array, rows: 'Rows') -> list[tuple[Array, ...]]:
+  """Returns rows that are in shared memory, from a place on, as float32."""
   code = _SMEM_ADDRESS
   results: dict[str, Any] = {}
   for i in range(rows.count):
-    results |= {f're{i}': jnp.float32, f'im{i}': jnp.float32}
-    code += f' ld.shared.v2.f32 {{%re{i}, %im{i}}}, [a+{i * rows.shared}];'
+    at = f'[a+{i * rows.shared}];'
+    results |= dict.fromkeys(rows.names(i), jnp.float32)
+    names = [f'%{name}' for name in rows.names(i)]
+    if rows.dtype.itemsize == 8:
+      code += f' ld.shared.v2.f32 {{{", ".join(names)}}}, {at}'
+    elif rows.dtype.itemsize == 4:
+      code += f' ld.shared.f32 {names[0]}, {at}'
+    else:
+      code += f' {{ .reg .b16 h; ld.shared.b16 h, {at}'
+      code += f' cvt.f32.{ptx.SHORT[rows.dtype.name]} {names[0]}, h; }}'
   operands = {'base': ref, 'offset': place}
-  found = ptx.emit('{' + code + '}', results, operands)
-  return list(zip(found[::2], found[1::2], strict=True))
+  found = iter(ptx.emit('{' + code + '}', results, operands))
+  return [tuple(next(found) for _ in rows.names(i)) for i in range(rows.count)]
 
 
-def store_pairs(
-    ref: Ref, offset: Array, pairs: Sequence[Sequence[Array]], rows: 'Rows'
+def store_rows(
+    ref: Ref, offset: Array, values: Sequence[Sequence[Array]], rows: 'Rows'
 ) -> None:
-  """Stores a pair for each row in device memory.
+  """Stores rows in device memory.
 
   Args:
-    ref: a complex array in device memory.
-    offset: the place of the first row in pairs.
-    pairs: float32.
+    ref: an array in device memory.
+    offset: the place of the first row in elements.
+    values: the float32 numbers of each row: two of a complex array.
     rows: the rows.
   """
-  code = gmem_address(8) + (
+  code = gmem_address(rows.dtype.itemsize) + (
       ' .reg .u32 t; .reg .pred p, q; setp.ne.s32 q, %inside, 0;'
   )
   operands: dict[str, Any] = {'base': ref, 'offset': offset}
   operands |= {'first': rows.first, 'end': rows.end, 'inside': rows.inside}
-  for i, (re, im) in enumerate(pairs):
-    operands |= {f're{i}': re, f'im{i}': im}
-    code += (
-        f' add.s32 t, %first, {i}; setp.lt.and.u32 p, t, %end, q;'
-        f' @p st.global.v2.f32 [a+{i * rows.stride}], {{%re{i}, %im{i}}};'
-    )
+  for i, row in enumerate(values):
+    operands |= dict(zip(rows.names(i), row, strict=True))
+    names = [f'%{name}' for name in rows.names(i)]
+    code += f' add.s32 t, %first, {i}; setp.lt.and.u32 p, t, %end, q;'
+    if rows.dtype.itemsize == 8:
+      code += f' @p st.global.v2.f32 [a], {{{", ".join(names)}}};'
+    elif rows.dtype.itemsize == 4:
+      code += f' @p st.global.f32 [a], {names[0]};'
+    else:
+      kind = ptx.SHORT[rows.dtype.name]
+      code += f' {{ .reg .b16 h; cvt.rn.{kind}.f32 h, {names[0]};'
+      code += ' @p st.global.b16 [a], h; }'
+    code += f' add.u64 a, a, {rows.stride};'
   ptx.emit('{' + code + '}', {}, operands)
+
+
+def sync_warp() -> None:
+  """Waits for the lanes of a warp, and lets each see what the others wrote."""
+  ptx.emit('bar.warp.sync 0xFFFFFFFF;', {}, {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,6 +388,7 @@ class Rows:
     end: number of steps of the array: rows beyond it, and before 0, are zeros,
       and are not stored.
     inside: int32, 1 in threads whose feature the array has, else 0.
+    dtype: dtype of the array: complex64, float32, or one of 16 bits.
     stride: bytes from row to row in device memory.
     shared: the same in shared memory.
   """
@@ -372,5 +397,10 @@ class Rows:
   first: Any
   end: int
   inside: Array
+  dtype: Any
   stride: int
   shared: int
+
+  def names(self, i: int) -> tuple[str, ...]:
+    """Returns names of the numbers of a row, as operands."""
+    return (f're{i}', f'im{i}') if self.dtype.itemsize == 8 else (f'x{i}_',)

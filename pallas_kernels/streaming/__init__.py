@@ -14,7 +14,7 @@ Modules, from the call to the hardware:
     kernel_call    a kernel's plan, launch, small operands and flags
     handoffs       how h passes between warpgroups and CTAs
     blocks         arrays, the cut of time, and ring buffers in shared memory
-    pairs          the ring buffers of complex arrays
+    lanes          the same without TMA: each thread copies for itself
 
 Glossary:
 

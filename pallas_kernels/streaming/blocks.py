@@ -199,6 +199,7 @@ class Config:
     stages: slots of each warpgroup's ring buffer of inputs.
     ahead: number of waves, with several segments, between the first time that a
       block is read, for its map, and the second.
+    by_thread: whether each thread copies for itself (`lanes.py`), not TMA.
   """
 
   rows: int
@@ -206,6 +207,7 @@ class Config:
   segments: int
   stages: int
   ahead: int = 0
+  by_thread: bool = False
 
 
 def waves(layout: Layout, config: Config) -> int:
@@ -461,8 +463,8 @@ def ring_types(streams: Sequence[Stream], config: Config, slots: int):
 
 
 def barrier_types(streams: Sequence[Stream], config: Config):
-  """Returns the type of the mbarriers of `Inputs`, none for complex streams."""
-  if streams[0].is_complex:
+  """Returns the type of the mbarriers of `Inputs`, none without TMA."""
+  if config.by_thread:
     return ()
   count = config.warpgroups * config.stages
   return (plgpu.Barrier(num_arrivals=len(streams), num_barriers=count),)
@@ -474,6 +476,5 @@ def shared_bytes(
   """Returns the bytes of shared memory that the rings of a CTA take."""
   block = config.warpgroups * config.rows * LANES
   size = lambda streams: sum(s.dtype.itemsize for s in streams)
-  # Complex streams leave without a ring.
-  outputs = [stream for stream in outputs if not stream.is_complex]
-  return block * (config.stages * size(inputs) + OUT_SLOTS * size(outputs))
+  slots = 0 if config.by_thread else OUT_SLOTS
+  return block * (config.stages * size(inputs) + slots * size(outputs))

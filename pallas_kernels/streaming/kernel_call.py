@@ -20,7 +20,7 @@ from pallas_kernels.mosaic import compiler_params
 from pallas_kernels.mosaic import instructions
 from pallas_kernels.mosaic import step_flags
 from pallas_kernels.streaming import blocks
-from pallas_kernels.streaming import pairs
+from pallas_kernels.streaming import lanes
 
 Array = jax.Array
 Ref = Any
@@ -165,15 +165,15 @@ class Loop:
 
   def __init__(self, plan: Plan, reverse: bool, ins, outs, flags, refs, counts):
     groups = []
-    is_complex = ins[0].is_complex
-    rings = len(ins), 0 if is_complex else len(outs), not is_complex
+    by_thread = plan.config.by_thread
+    rings = len(ins), 0 if by_thread else len(outs), not by_thread
     for size in (*counts, *rings):
       groups.append(refs[:size])
       refs = refs[size:]
     sources, targets, self.others, in_rings, out_rings, barriers = groups
     self.scratch = refs
     self.walk = walk(plan, reverse)
-    copies: Any = pairs if is_complex else blocks
+    copies: Any = lanes if by_thread else blocks
     self.inputs = copies.Inputs(self.walk, ins, sources, in_rings, *barriers)
     self._outputs = copies.Outputs(self.walk, outs, targets, out_rings)
     self._params, self._flags = plan.params, flags if plan.has_flags else None
@@ -259,7 +259,8 @@ def run(
     ends = len(last)
     loop = Loop(plan, reverse, ins, outs, flags, refs[ends:], counts)
     body(loop, theta, carry, restart, *refs[:ends])
-    plgpu.wait_smem_to_gmem(0)
+    if not config.by_thread:
+      plgpu.wait_smem_to_gmem(0)
 
   grid = {'batch': layout.batch, 'tile': layout.padded // blocks.LANES}
   if config.segments > 1:
@@ -276,7 +277,7 @@ def run(
       scratch_types=[
           *blocks.ring_types(ins, config, config.stages),
           *blocks.ring_types(
-              [s for s in outs if not s.is_complex], config, blocks.OUT_SLOTS
+              () if config.by_thread else outs, config, blocks.OUT_SLOTS
           ),
           *blocks.barrier_types(ins, config),
           *scratch,

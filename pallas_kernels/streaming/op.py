@@ -149,7 +149,13 @@ class Recurrence:
     An operand that the kernel does not read is replaced by an array that
     exists. Zeros would do, but each constant costs a launch of its own.
     """
-    unread = arrays[0]
+    unread, every = arrays[0], (*arrays, *carries)
+    if not self.target.has_tma and max(x.size for x in every) >= 2**31:
+      raise NotImplementedError(
+          'GPU kernels for linear and diagonal recurrences take arrays of fewer'
+          ' than 2^31 elements on a device without TMA, got'
+          f' {max(x.size for x in every):,}; a smaller batch would work.'
+      )
     return kernel_call.Operands(
         theta=theta if self.params else unread,
         arrays=arrays,

@@ -14,6 +14,7 @@ benchmarks/tuning_streaming_h200.json.
 """
 
 from collections.abc import Iterable, Sequence
+import dataclasses
 
 from pallas_kernels import devices
 from pallas_kernels.streaming import blocks
@@ -52,9 +53,9 @@ _FORWARD_IN_FLIGHT = 3 * 2**20
 _ADJOINT_IN_FLIGHT = 2 * 2**20
 _COMPLEX_IN_FLIGHT = (8 * 2**20, 4 * 2**20)
 
-# Bytes of shared memory for the rings of one multiprocessor; of 227 KiB, the
-# hand-off between warpgroups takes 2.
-_SHARED = 216 * 1024
+# Bytes of a multiprocessor's shared memory that the rings leave: the hand-off
+# between warpgroups takes 2 KiB.
+_OTHERS = 11 * 1024
 
 # Fewest segments of a forward kernel and of an adjoint, and their fewest steps:
 # below that a kernel without segments is faster.
@@ -97,7 +98,7 @@ def linear(
     target: the device.
     adjoint: whether it is for the backward pass.
   """
-  tiles = _tiles(layout)
+  tiles, by_thread = _tiles(layout), _by_thread(inputs, target)
   size = max(s.dtype.itemsize for s in inputs)
   # CTAs wait for each other, so all have to be on the device at once.
   most = min(target.cores // tiles, layout.time // _SEGMENT_STEPS)
@@ -111,12 +112,15 @@ def linear(
     if inputs[0].is_complex:
       stages, ahead = _COMPLEX_STAGES, _COMPLEX_AHEAD
     config = Config(
-        rows=_segment_rows(inputs, outputs, stages),
+        rows=0,
         warpgroups=1,
         segments=segments,
         stages=stages,
         ahead=ahead,
+        by_thread=by_thread,
     )
+    rows = _segment_rows(config, inputs, outputs, target)
+    config = dataclasses.replace(config, rows=rows)
     steps = -(-layout.time // segments)
     return _fit(config, steps, inputs, outputs, tiles * segments, target)
   config = _cut(tiles, size, inputs, outputs, target, adjoint)
@@ -139,7 +143,13 @@ def _cut(
     in_flight = _COMPLEX_IN_FLIGHT[adjoint]
   wanted = in_flight / (tiles * size * blocks.LANES)
   every = [
-      Config(rows=rows, warpgroups=groups, segments=1, stages=stages)
+      Config(
+          rows=rows,
+          warpgroups=groups,
+          segments=1,
+          stages=stages,
+          by_thread=_by_thread(inputs, target),
+      )
       for rows, groups, stages in cuts
   ]
   budget = _budget(tiles, target)
@@ -155,11 +165,14 @@ def _cut(
 
 
 def _segment_rows(
-    inputs: Sequence[Stream], outputs: Sequence[Stream], stages: int
+    config: Config,
+    inputs: Sequence[Stream],
+    outputs: Sequence[Stream],
+    target: devices.Target,
 ) -> int:
   """Returns as many rows of a block as fit, a multiple of 8."""
-  row = Config(rows=1, warpgroups=1, segments=1, stages=stages)
-  most = _SHARED // blocks.shared_bytes(inputs, outputs, row)
+  row = dataclasses.replace(config, rows=1)
+  most = _budget(1, target) // blocks.shared_bytes(inputs, outputs, row)
   return max(8, min(most // 8 * 8, _MAX_ROWS))
 
 
@@ -183,13 +196,24 @@ def diagonal(
   rows = 1 << (rows.bit_length() - 1)
   block = rows * blocks.LANES * sum(s.dtype.itemsize for s in inputs)
   stages = max(2, min(6, _DIAGONAL_IN_FLIGHT // block))
-  config = Config(rows=rows, warpgroups=1, segments=1, stages=stages)
+  config = Config(
+      rows=rows,
+      warpgroups=1,
+      segments=1,
+      stages=stages,
+      by_thread=_by_thread(inputs, target),
+  )
   return _fit(config, layout.time, inputs, outputs, _tiles(layout), target)
 
 
 def _budget(ctas: int, target: devices.Target) -> int:
   """Returns the bytes of shared memory that a CTA may use."""
-  return _SHARED // (2 if ctas > target.cores else 1)
+  return (target.shared - _OTHERS) // (2 if ctas > target.cores else 1)
+
+
+def _by_thread(inputs: Sequence[Stream], target: devices.Target) -> bool:
+  """Returns whether threads copy blocks, which TMA cannot."""
+  return inputs[0].is_complex or not target.has_tma
 
 
 def _tiles(layout: blocks.Layout) -> int:
@@ -229,10 +253,10 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
     # With one stage nothing is in flight while a block is computed.
     for stages in range(min(config.stages, waves), min(2, waves) - 1, -1):
       ahead = min(config.ahead, stages - 1)
-      yield Config(
+      yield dataclasses.replace(
+          config,
           rows=fewest,
           warpgroups=warpgroups,
-          segments=config.segments,
           stages=stages,
           ahead=ahead,
       )
@@ -242,4 +266,4 @@ def _smaller(config: Config, steps: int) -> Iterable[Config]:
       warpgroups //= 2
     else:
       rows = max(2, rows // 2)
-  yield Config(rows=2, warpgroups=1, segments=config.segments, stages=1)
+  yield dataclasses.replace(config, rows=2, warpgroups=1, stages=1, ahead=0)

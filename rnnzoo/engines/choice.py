@@ -19,6 +19,7 @@ from pallas_kernels import auto_axes
 from pallas_kernels import devices
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import first_use
 from rnnzoo.engines import platforms
 from rnnzoo.engines import selection
 from rnnzoo.engines import sharding
@@ -139,6 +140,7 @@ class Run:
     static: hashable arguments.
     label: name of the recurrence in notes.
     has_heads: whether features that are over devices are heads.
+    kind: 'linear', 'diagonal' or 'dense'.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
       error is raised. Programs for other platforms than GPUs still run another
@@ -149,6 +151,7 @@ class Run:
   paths: tuple[Callable[..., Any], ...]
   static: tuple[Any, ...]
   label: str
+  kind: str = 'linear'
   has_heads: bool = False
   slower_kernel: str = ''
   kernel_or_none: bool = False
@@ -167,10 +170,12 @@ class Run:
     for i, name in enumerate(self.names):
       rest = self.names[i + 1 :]
       is_kernel = selection.name_of(name) == 'pallas'
-      if is_kernel and rest and self.slower_kernel:
+      is_choice = is_kernel and bool(rest)
+      reason = self.slower_kernel
+      if is_choice and (reason := reason or first_use.doubt(self.kind)):
         if self.kernel_or_none:
-          raise NotImplementedError(self.slower_kernel)
-        passed_over.append((str(name), self.slower_kernel))
+          raise NotImplementedError(reason)
+        passed_over.append((str(name), reason))
         continue
       try:
         results = self._by(name, rest)(operands)

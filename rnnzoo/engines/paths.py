@@ -113,11 +113,19 @@ def run(
       paths=(scan, associative_scan, pallas),
       static=(cell, projection, call),
       label=type(cell).__name__,
+      kind=_kind(operands.recurrent_kernel),
       has_heads=operands.recurrent_kernel is not None,
       slower_kernel=slower_kernel,
       kernel_or_none=call.both_directions,
   )
   return choice(operands._replace(x=x), x.shape)
+
+
+def _kind(recurrent_kernel: jax.Array | None) -> str:
+  """Returns the kind of kernels that would run."""
+  if recurrent_kernel is None:
+    return 'linear'
+  return 'diagonal' if recurrent_kernel.shape[-1] == 1 else 'dense'
 
 
 def run_levels(
@@ -149,6 +157,7 @@ def run_levels(
       paths=(scan, associative_scan, pallas),
       static=(cell, call_lib.Biased(), call),
       label=type(cell).__name__,
+      kind='dense',
       has_heads=True,
       kernel_or_none=True,
   )

@@ -272,7 +272,7 @@ class Stack(sequence_layer.SequenceLayer):
     x, initial_carry, reset, seq_lengths, mask = given
     time_major = options['time_major']
     time_axis = 0 if time_major else -2
-    carries = []
+    carries: list[Any] = []
     index, below = 0, x
     while index < len(self.layers):
       level = self.layers[index]
@@ -413,7 +413,8 @@ class Stack(sequence_layer.SequenceLayer):
     """
     checks.carry_of_step(carry, x)
     self._check_carry(carry, 'carry')
-    carries, below = [], x
+    carries: list[Any] = []
+    below = x
     for index, level in enumerate(self.layers):
       new, y = level.step(carry[index], below, reset=reset)
       carries.append(new)

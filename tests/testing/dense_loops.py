@@ -296,7 +296,7 @@ def backward_loop(
 @contextlib.contextmanager
 def instead():
   """Loops take the place of the kernels inside, as if there was a GPU."""
-  target = devices.Target(132, False)
+  target = devices.Target(132, False, (10, 0))
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(devices, 'current', lambda: target)

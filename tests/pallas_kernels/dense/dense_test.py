@@ -147,7 +147,7 @@ class LayersTest(comparison.ComparisonTestCase):
     case = dataclasses.replace(
         case, options=options, dtype='bfloat16', sizes=(3, 7, 2 * size)
     )
-    target = devices.Target(cores=132, interpret=False, wgmma=True)
+    target = devices.Target(cores=132, interpret=False)
     called = mock.Mock(side_effect=d_kernel)
     reads = plan_lib._reads_in_place
     with (

@@ -148,7 +148,7 @@ class EmulationTest(parameterized.TestCase):
             time_major=time_major,
             levels=levels,
         ),
-        target=devices.Target(132, False),
+        target=devices.Target(132, False, (10, 0)),
     )
 
     def plan(**options):

@@ -74,7 +74,7 @@ def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
       params=len(cell.param_names),
       shape=(batch, 10, heads, size),
       call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
-      target=devices.Target(cores, False),
+      target=devices.Target(cores, False, (10, 0)),
   )
   gates = cell.input_gates
   x = jax.ShapeDtypeStruct((batch, 10, gates, heads * size), dtype)

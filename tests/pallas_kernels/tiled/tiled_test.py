@@ -41,8 +41,8 @@ if abstract_gpu.RUNS:
   from pallas_kernels.tiled import tuning
 
 TOLERANCE = {'float16': (2e-3, 3e-3), 'bfloat16': (1.6e-2, 2.4e-2)}
-H200 = devices.Target(132, False, True)
-H20 = devices.Target(78, False, True)
+H200 = devices.Target(132, False)
+H20 = devices.Target(78, False)
 SHARED_MEMORY = 227 * 1024
 
 case = functools.partial(
@@ -358,7 +358,7 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 128, 'size': 512, 'recurrent': 3},
       {'rows': 128, 'size': 768, 'recurrent': 1},
       {'rows': 48, 'size': 1280},
-      {'rows': 192, 'size': 768, 'target': devices.Target(114, False, True)},
+      {'rows': 192, 'size': 768, 'target': devices.Target(114, False)},
   )
   def test_in_tiles_on_chip(self, **options):
     if abstract_gpu.RUNS:
@@ -408,8 +408,8 @@ class LimitsTest(parameterized.TestCase):
       {'two_stages': True},
       {'call': call_lib.Call(both_directions=True)},
       {'time': 2**30},
-      {'target': devices.Target(132, False, False)},
-      {'target': devices.Target(4, True, True)},
+      {'target': devices.Target(132, False, (10, 0))},
+      {'target': devices.Target(4, True)},
   )
   def test_not_in_tiles(self, **options):
     self.assertFalse(self.pays(**options))
@@ -503,7 +503,7 @@ class ConfigTest(parameterized.TestCase):
   )
   def test_on_chip_fits(self, batch, size, cores):
     slot = 2 * cut_lib.ROWS * limits.DEPTH
-    target = devices.Target(cores, False, True)
+    target = devices.Target(cores, False)
     for recurrent in (1, 2, 3, 4):
       facts = {'batch': batch, 'heads': 1, 'size': size, 'target': target}
       facts['recurrent'] = recurrent
