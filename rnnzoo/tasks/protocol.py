@@ -365,7 +365,7 @@ class Task(abc.ABC):
   def predict_lines(
       self, model: nnx.Module, lines: Iterable[str]
   ) -> Iterator[str]:
-    """Returns one line for each line given: `train.py --mode=predict`.
+    """Returns one line for each line given: `rnnzoo predict`.
 
     Args:
       model: a trained model.
@@ -389,7 +389,7 @@ class Task(abc.ABC):
       top_k: int | None = None,
       top_p: float | None = None,
   ) -> Iterator[str]:
-    """Returns pieces of text as they are made: `train.py --mode=sample`.
+    """Returns pieces of text as they are made: `rnnzoo sample`.
 
     A task whose samples lack one of the options leaves this argument out;
     whoever asks for it is told so.
