@@ -84,7 +84,6 @@ class ConfigsTest(parameterized.TestCase):
     self.assertNotEmpty(jax.tree.leaves(state.params))
 
   @parameterized.parameters(
-      ('cifar', 'data_dir'),
       ('cifar', 'manual_dir'),
       ('har', 'manual_dir'),
       ('sequences', 'data_dir', 'tfds:some'),
@@ -121,8 +120,6 @@ class ConfigsTest(parameterized.TestCase):
       ('cifar', 'sequence', 'row', 'num_steps', 2000, 1000),
       ('cifar', 'sequence', 'permuted', 'noise_seed', 1, 0),
       ('cifar', 'sequence', 'pixel', 'permutation_seed', 1, 0),
-      ('cifar', 'source', 'digits', 'data_dir'),
-      ('cifar', 'manual_dir', 'elsewhere', 'data_dir'),
       ('cifar', 'source', 'digits', 'manual_dir'),
       ('sequences', 'source', 'files', 'sequence', 'pixel', 'row'),
       ('sequences', 'source', 'files', 'data_dir'),
@@ -131,6 +128,7 @@ class ConfigsTest(parameterized.TestCase):
       ('skeletons', 'source', 'motions', 'missing_list'),
       ('smnist', 'sequence', 'row', 'permutation_seed', 1, 0),
       ('smnist', 'source', 'digits', 'data_dir'),
+      ('smnist', 'manual_dir', 'elsewhere', 'data_dir'),
       ('smnist', 'source', 'digits', 'manual_dir'),
       ('time_series', 'split', 'archive', 'test_fraction', 0.2, 0.15),
       ('time_series', 'name', 'synthetic_eigenworms', 'manual_dir'),

@@ -40,7 +40,6 @@ ROWS = ('row', 'noise_padded')
 DATA_RULES: fields.Rules = {
     'digits_batch_size': fields.integer(1),
     'manual_dir': fields.text(),
-    'data_dir': fields.text(),
     'scaling': fields.one_of(SCALINGS),
     'permutation_seed': fields.seed(),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
@@ -179,6 +178,7 @@ class SequentialMnist(SequentialImages):
 
   rules: fields.Rules = {
       **DATA_RULES,
+      'data_dir': fields.text(),
       'source': fields.one_of(mnist.SOURCES),
       'sequence': fields.one_of(SEQUENCES),
   }
