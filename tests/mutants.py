@@ -360,9 +360,9 @@ rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   + if False  @ another_seed
   - and n == str(int(n))
   +   @ before_the_first
-rnnzoo/training/records.py tests/training/samples_test.py
-  - if epoch <= done
-  + if epoch < done  @ damaged
+rnnzoo/training/records.py tests/training/training_test.py
+  - [1 : done + 1]
+  + [1:]  @ resumed
 """
 
 

@@ -682,8 +682,8 @@ class EpochTimesTest(absltest.TestCase):
     )
     self.assertEqual(
         times.summary(),
-        '3.000 s an epoch, of which 0.750 training and 0.750 validation (mean'
-        ' of 2, without compilation), 11 sequences a second',
+        '4.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
+        ' of 1, without compilation), 8 sequences a second',
     )
 
   def test_each_lesson_is_compiled(self):
