@@ -263,8 +263,8 @@ rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
   + deviation <= 20 * epsilon  @ rounding
   - deviation <= epsilon
   + deviation <= .01 * epsilon  @ rounding
-  - (changed & (seen
-  + (changed & False & (seen  @ told
+  - far = changes & (
+  + far = (changes | True) & (  @ near_zero
   - mean, deviation = standardization(
   + mean, deviation = 0, 1  # (  @ Float32
 rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
@@ -273,12 +273,12 @@ rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
   - (rows != rows) & (value != value)
   + False  @ any_kind
 rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
-  - for read in (_stand_in,
-  + for read in (type(file).get,  @ that_is_not_used
-  -  if name in known]:
-  + ]:  @ that_is_not_used
-  - * dtype.itemsize != size
-  + < 0  @ sizes_are_checked
+  - if known is None or name in known
+  + if file[name] is not None  @ that_is_not_used
+  - y[~valid] = np.zeros((), y.dtype)
+  + pass  @ steps_are_the_same
+  - not head.startswith(b'PK')
+  + False  @ that_are_none
 rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
   - .reshape(count, height * width, -1)
   + [..., :1]  @ sequences

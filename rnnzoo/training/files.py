@@ -19,7 +19,7 @@ from rnnzoo import settings
 from rnnzoo.tasks import fields
 
 # One epoch's numbers by name; the columns of metrics.csv.
-Row = Mapping[str, float | int | None]
+Row = Mapping[str, float | int]
 
 T = TypeVar('T')
 
@@ -124,7 +124,7 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
 def write_csv(
     path: pathlib.Path,
     dataset: str,
-    history: Sequence[Row],
+    history: Sequence[Mapping[str, Any]],
     earlier: Sequence[str] = (),
 ) -> None:
   """Writes one line an epoch, the data set's name in the first column.

@@ -156,8 +156,7 @@ class Numbers:
     y = array_checks.numbers(
         y, 'y', (*valid.shape, size), kinds='iufb', needs_last=size > 1
     )
-    remedy = 'NaN is a step without an answer' * are_steps
-    array_checks.finite(y, valid, 'y', allow_nan=are_steps, remedy=remedy)
+    array_checks.finite(y, valid, 'y', allow_nan=are_steps)
     return sequence_arrays.centre(y, self.shift, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:
