@@ -22,12 +22,6 @@ _TEXTS = 'comparison.md', 'comparison.tex', 'comparison.csv'
 _IMAGES = 'comparison.png', 'comparison.svg', 'comparison.pdf'
 FILES = (*_TEXTS, *_IMAGES)
 
-# Names that a sweep or a comparison writes beside runs.
-_BESIDE_RUNS = re.compile(rf'comparisons?|{"|".join(FILES)}|.*\.log')
-
-# Lower is better, where the report is of a version that does not say so.
-_LOWER = 'loss', 'perplexity', 'bits_per_character', 'mse', 'mae'
-
 # Letters that LaTeX takes for commands, or would print as others.
 _IN_TEX = str.maketrans(
     {letter: f'\\{letter}' for letter in '&%$#_{}'}
@@ -74,16 +68,6 @@ def compare(directories: Sequence[str], output: str) -> str:
       in a folder that are not finished are left out, and named on stderr.
     output: the directory for the files.
   """
-  # Files of a sweep or a comparison beside its runs, as a shell's * names them.
-  others = [
-      path
-      for path in directories
-      if _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
-      and not (fields.expand(path) / 'report.json').exists()
-  ]
-  if others and len(others) < len(directories):
-    print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
-    directories = [path for path in directories if path not in others]
   directories = [run for path in directories for run in _runs_in(path)]
   paths = [fields.expand(path) for path in directories]
   if len({path.resolve() for path in paths}) < len(paths):
@@ -122,7 +106,7 @@ def _runs_in(directory: str) -> list[str]:
   inside = [] if is_run else sorted(path.glob('*/'), key=order)
   done = [run for run in inside if (run / 'report.json').exists()]
   others = (run for run in inside if run not in done)
-  rest = [str(run) for run in others if not _BESIDE_RUNS.fullmatch(run.name)]
+  rest = [str(run) for run in others if (run / 'config.json').exists()]
   if done and rest:
     print(f'left out, since not finished: {", ".join(rest)}', file=sys.stderr)
   return [str(run) for run in done] or [directory]
@@ -236,7 +220,7 @@ def _table(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
 def _tests(runs: Sequence[Run]) -> list[str]:
   """Returns sentences on paired t-tests of all runs against the best one."""
   metric = main_metric(runs[0])
-  higher = runs[0].report.get('higher_is_better', metric not in _LOWER)
+  higher = runs[0].report['higher_is_better']
   means = [statistics(run, metric).mean for run in runs]
   finite = [mean for mean in means if mean is not None]
   if len(runs) < 2 or not finite:

@@ -213,8 +213,6 @@ def _with_paths(argv: list[str]) -> list[str]:
     name, value = (flag, value) if separator else (before, word)
     if name in ('--config', '-config'):
       value = find_config(value)
-    if name.lstrip('-') in ('config', 'flagfile'):
-      files.check_ends(value)
     words.append(flag + separator + value if separator else value)
     before = word
   return words
@@ -240,10 +238,8 @@ def parse_flags(argv: list[str]) -> list[str]:
   given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
   if len(given) > 1:
     processes.give_up(f'--config is given {len(given)} times; pass it once')
-  with processes.one_sentence():
-    argv = _with_paths(argv)
   try:
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS(_with_paths(argv))
   except Exception as error:  # The config's file may raise any.
     processes.give_up(describe_error(error))
   if flags.FLAGS['verbosity'].using_default_value:

@@ -157,13 +157,6 @@ def differences(
   return '; '.join(found)
 
 
-def check_ends(path: str | os.PathLike[str]) -> None:
-  """Raises ValueError for a device, which may be read without end."""
-  found = pathlib.Path(path)
-  if found.is_char_device() or found.is_block_device():
-    raise ValueError(f'{path} is a device, not a file')
-
-
 def make_directory(path: str, flag: str) -> pathlib.Path:
   """Returns a directory, made where it is not there.
 

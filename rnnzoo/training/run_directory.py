@@ -65,9 +65,6 @@ _OF_TEST_DATA = (
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
 
-# The line in a lock; its beginning where the disk was full.
-_HOLDER = re.compile(r'process \d+ on [^\n]*\n?')
-
 # How a run.json begins.
 _BEGINNING = b'{\n  "experiment": '
 
@@ -438,11 +435,6 @@ def _new_directory(prefix: str) -> pathlib.Path:
   """Makes a directory under runs/ that nobody had, whoever asks meanwhile."""
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
   runs = pathlib.Path('runs')
-  if runs.exists() and not runs.is_dir():
-    raise ValueError(
-        f'a new run has a directory under {runs.absolute()}, which is a file;'
-        ' pass --workdir'
-    )
   name, count = f'{prefix}-{now}', 1
   while True:
     with contextlib.suppress(FileExistsError):
@@ -480,18 +472,6 @@ def _lock(path: pathlib.Path) -> None:
         f'WARNING: {path} cannot be locked ({error}); no other process may use'
         ' it now.',
         flush=True,
-    )
-  file.seek(0)
-  there = file.read(1000)
-  if not (
-      'process '.startswith(there)
-      or _HOLDER.fullmatch(there)
-      or (path / 'run.json').exists()  # A run had its lock here.
-  ):
-    file.close()
-    raise ValueError(
-        f'--workdir={path} holds a file {lock_path.name!r} that no run wrote;'
-        ' it would be overwritten: pass another --workdir, or move the file'
     )
   file.truncate(0)
   since = datetime.datetime.now().isoformat(' ', 'seconds')

@@ -594,7 +594,7 @@ class RunDirectoryTest(RunFilesTestCase):
     for path, message in (
         (file, f'^--workdir={file} is a file, not a directory$'),
         (file / 'a', f'^--workdir={file}/a is below {file}, which is a file'),
-        ('', f'directory under {file}, which is a file; pass --workdir$'),
+        ('', 'Not a directory: .runs/'),
         (folder / ('a' * 300), '^--workdir=.* made: File name too long$'),
         # Training went on for hours there, and could not be resumed.
         (folder / 'rate[1e-3]', 'pass a --workdir without'),
@@ -622,26 +622,6 @@ class RunDirectoryTest(RunFilesTestCase):
       path.unlink()
     (self.workdir / 'run.json').write_text('{')  # Not written to the end.
     self.open(self.workdir)
-    self.open(self.workdir)
-
-  def test_a_lock_of_somebody_else_stays(self):
-    self.workdir.mkdir()
-    path = self.workdir / 'lock'
-    for content in (b'mine\n', b'process 1\n', b'x', b'x' * 2000):
-      path.write_bytes(content)
-      with self.assertRaisesRegex(
-          ValueError, "a file 'lock' that no run wrote"
-      ):
-        self.open(self.workdir)
-      self.assertEqual(path.read_bytes(), content)
-    # Those of an earlier process, the disk being full.
-    whole = b'process 7 on a.b, since 2026-01-01 00:00:00\n'
-    for content in (whole, whole[:1], whole[:20]):
-      path.write_bytes(content)
-      self.open(self.workdir)
-      self.assertStartsWith(path.read_text(), f'process {os.getpid()} on ')
-      run_directory._LOCKS.pop(self.workdir.resolve()).close()
-    path.write_bytes(b'?')  # Beside the files of a run.
     self.open(self.workdir)
 
   def test_every_field_of_the_config_is_compared(self):

@@ -115,15 +115,6 @@ class OptimizationTest(parameterized.TestCase):
     rates = list(map(schedule, expected))
     np.testing.assert_allclose(rates, [*expected.values()], 1e-6, atol=1e-7)
 
-  def test_fields_without_effect(self):
-    self.config.update(name='rmsprop', schedule='step', weight_decay=0.0)
-    names = 'b1', 'b2', 'step_factor', 'weight_decay_exclude', 'clip_norm'
-    names = ['num_epochs', *(f'optimizer.{name}' for name in names)]
-    found = list(optimization.without_effect(self.config, names))
-    self.assertLen(found, 2)
-    self.assertRegex(found[0], r'optimizer.b1=.* no effect here; .* or sgd$')
-    self.assertRegex(found[1], 'weight_decay_exclude=.* weight_decay above 0$')
-
   @pytest.mark.slow
   def test_accumulated_steps_are_one_update(self):
     self.config.update(schedule='cosine', weight_decay=0.0, clip_norm=1.0)
