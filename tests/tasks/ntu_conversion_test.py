@@ -94,7 +94,7 @@ class ConversionTest(absltest.TestCase):
     self.link('S009C001P001R001A001.skeleton', 'nowhere')
     no_name = 'is not named like'
     reasons = {
-        cut.name: 'ends after line 2',
+        cut.name: 'it ends early',
         'S009C001P001R001A001.skeleton': 'No such file',
         's001c001p001r001a001.SKELETON': no_name,
         'S٠٠١C001P001R001A009.skeleton': 'of the digits 0 to 9',

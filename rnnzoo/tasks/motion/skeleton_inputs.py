@@ -114,8 +114,16 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   frames = np.where(valid[:, :, None, None, None], frames, 0)
   for row, count in enumerate(length):
     ntu_files.check_frames(frames[row, :count], f'recording {row} of frames')
-  if data.centre != 'none':  # Any origin might be the camera.
-    _check_origin(frames, data.centre)
+  main = frames[:, 0, 0]  # In the first frame, or the other body there.
+  seen = np.where(main.any(axis=(1, 2), keepdims=True), main, frames[:, 0, 1])
+  far = np.abs(seen[:, skeleton_frames.SPINE]).max(axis=-1) > _NEAR
+  if data.centre != 'none' and far.any():  # Any origin might be the camera.
+    raise ValueError(
+        "frames must have their origin at the middle of a body's spine, as"
+        f' config.data.centre={data.centre!r} says; those of recording'
+        f' {far.argmax()} have not; skeleton_inputs.prepare makes inputs of'
+        ' recordings as the camera sees them, .read of .skeleton files'
+    )
   offsets = given.get('offsets', _offsets(batch, data))
   axes = (batch, 'S', data.num_steps)
   offsets = array_checks.numbers(offsets, 'offsets', axes)
@@ -133,24 +141,3 @@ def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
   # Equal for each recording: an answer does not depend on its batch.
   one = skeleton_frames.offsets(1, data.test_samplings, data)
   return np.repeat(one, batch, axis=0)
-
-
-def _check_origin(frames: np.ndarray, centre: str) -> None:
-  """Raises ValueError unless the origin is where `centre` has it."""
-  # [B, L, 2], for each body; those of absent bodies and padding are zero.
-  spine = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
-  far = np.abs(spine).max(axis=-1) > _NEAR
-  if centre != 'body':
-    # The second body serves where the main body is absent.
-    far[..., 1] &= ~frames[:, :, 0].any(axis=(2, 3))
-  if centre == 'sequence':
-    far = far[:, :1]
-  if far.any():
-    row, frame, body = np.argwhere(far)[0]
-    where = ', '.join(f'{x:.3g}' for x in spine[row, frame, body])
-    raise ValueError(
-        "frames must have their origin at the middle of a body's spine, as"
-        f' config.data.centre={centre!r} says; in frame {frame} of recording'
-        f' {row} that is at ({where}) m; skeleton_inputs.prepare makes inputs'
-        ' of recordings as the camera sees them, .read of .skeleton files'
-    )
