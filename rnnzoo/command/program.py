@@ -186,7 +186,7 @@ def _predict(words: list[str]) -> None:
   )
   parser.add_argument('--input', help='arrays in an .npz or .csv file')
   parser.add_argument(
-      '--output', help='.npz or .csv; the standard output by default'
+      '--output', help='a .csv file; the standard output by default'
   )
   parser.add_argument(
       '--proba', action='store_true', help='the probability of each class, too'

@@ -236,15 +236,8 @@ class ConfigsTest(parameterized.TestCase):
   @parameterized.parameters(
       ({'dropout_rate': 0.5}, '=0.5 has no effect: dropout stands between'),
       ({'dropout_rate': 0.5, 'dense': True}, 'num_layers is 1'),
-      (
-          {'residual': True},
-          'residual=True has no effect in a stack of config.model.num_layers=1'
-          ' from 3 to 128 features',
-      ),
       ({}, ''),
       ({'dropout_rate': 0.5, 'num_layers': 2}, ''),
-      ({'residual': True, 'num_layers': 2}, ''),
-      ({'residual': True, 'features': 3}, ''),
   )
   def test_warns_once_of_fields_without_effect(self, given, message):
     config = load_config('base')
