@@ -37,9 +37,7 @@ from rnnzoo.training import streams
 def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
   """Returns the model of a seed's best epoch so far.
 
-  Args:
-    experiment: the result of `prepare` for the run directory.
-    seed: one of its seeds.
+  The experiment is the result of `prepare` for the run directory.
 
   Raises:
     FileNotFoundError: the seed has no checkpoint.
@@ -130,29 +128,18 @@ class Trained:
     """Returns the probability of each class, float32 [B, ..., classes].
 
     Classes are in the order of `task.class_names`, where the task has names.
-    The largest probability is the class that `predict` returns.
-
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-
-    Raises:
-      NotImplementedError: the answers of the task are no classes.
+    The largest probability is the class that `predict` returns, whose inputs
+    and errors it has.
     """
     return self._answer('predict_proba', inputs)
 
   def predict_distribution(self, inputs: Any) -> Any:
     """Returns the distribution of each number that `predict` returns.
 
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-
-    Returns:
-      A NamedTuple: `mean` as of `predict`, `quantiles` [..., D, 19], and their
-      `levels` from .05 to .95. Without a head that tells distributions
-      (config.data.head), all quantiles are the prediction.
-
-    Raises:
-      NotImplementedError: the answers of the task are no numbers.
+    It is a NamedTuple: `mean` as of `predict`, whose inputs and errors it has,
+    `quantiles` [..., D, 19], and their `levels` from .05 to .95. Without a head
+    that tells distributions (config.data.head), all quantiles are the
+    prediction.
     """
     return self._answer('predict_distribution', inputs)
 
@@ -166,14 +153,11 @@ class Trained:
   def score(self, inputs: Any, y: Any) -> dict[str, float]:
     """Returns all metrics of the task by name, the main one first.
 
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-      y: the true answers, as the data set has them: names or numbers of
-        classes, or numbers in their units.
+    Inputs and errors are those of `predict`; y are the true answers, as the
+    data set has them: names or numbers of classes, or numbers in their units.
 
     Raises:
       ValueError: y does not fit the inputs, or has an unknown class.
-      NotImplementedError: the task has no such thing; the message says so.
     """
     examples = dict(self.task.examples(self._checked(inputs), y))
     whole = self._evaluated(examples)
@@ -184,10 +168,7 @@ class Trained:
     return {m.name: values[m.name] for m in protocol.all_metrics(tested)}
 
   def stream(self, answers: str = 'predict') -> streams.Stream:
-    """Returns an object that answers step by step.
-
-    Args:
-      answers: the method whose answers are wanted, such as 'predict_proba'.
+    """Returns an object that answers step by step, by the method of that name.
 
     Raises:
       ValueError: there is no such method.
@@ -314,13 +295,9 @@ class Trained:
   ) -> list[str]:
     """Returns a text for each prompt, all made together.
 
-    Each is, up to the rounding of a larger batch, that of `sample` with the key
-    `jax.random.fold_in(key, number)`, prompts being numbered from 0.
-
-    Args:
-      prompts: the beginnings of the texts, of any lengths.
-      key: as of `sample`.
-      **options: as of `sample`, whose errors it raises, too.
+    Each is, up to the rounding of a larger batch, that of `sample`, whose
+    options and errors it has, with the key `jax.random.fold_in(key, number)`,
+    prompts being numbered from 0.
 
     Raises:
       ValueError: prompts are no list of strings, or an empty one.
@@ -348,21 +325,15 @@ class Trained:
           ' jax.random.key(0) would work'
       ) from error
     known = inspect.signature(self.task.sample).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    names = {'length', 'temperature', 'top_k', 'top_p'}
     for name, x in [*options.items()]:
-      if name not in names:
-        raise ValueError(
-            f'samples have no {name!r}; options are {", ".join(sorted(names))}'
-        )
       if x is None:
         del options[name]
-      elif name not in known and not takes_all:
+      elif name not in known:
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )
       # A number of numpy or JAX is as good as one of Python.
-      if hasattr(x, 'item') and not x.ndim:
+      elif hasattr(x, 'item') and not x.ndim:
         options[name] = x.item()
     return key
 
