@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
-  # The name of a data set in the archive, or 'synthetic_eigenworms'.
+  # The name of a data set in the archive.
   data.name = 'JapaneseVowels'
   # 'regression' for a set of numbers, such as Covid3Month.
   data.kind = 'classification'

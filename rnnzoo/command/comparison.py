@@ -48,16 +48,14 @@ class Run(NamedTuple):
 class Statistics(NamedTuple):
   """A metric over the seeds of a run; None if a seed has no finite value."""
 
-  num_seeds: int  # The number of seeds.
-  mean: float | None = None  # The mean over the seeds.
-  # The standard deviation of the population, as in report.json.
-  std: float | None = None
-  # The lower end of the 95 % confidence interval of the mean, by Student's t;
-  # None for one seed.
+  num_seeds: int
+  mean: float | None = None
+  std: float | None = None  # Of the population, as in report.json.
+  # The mean's 95 % interval, by Student's t; None for one seed.
   low: float | None = None
-  high: float | None = None  # The upper end.
-  least: float | None = None  # The smallest value.
-  greatest: float | None = None  # The greatest value.
+  high: float | None = None
+  least: float | None = None
+  greatest: float | None = None
 
 
 def compare(directories: Sequence[str], output: str) -> str:

@@ -248,17 +248,7 @@ def restore_best(path: pathlib.Path, seed: int, like: Any = None) -> Any:
     restored = found.restore_best(like)
   if restored is None:
     raise FileNotFoundError(f'there is no checkpoint in {directory}')
-  best, progress = restored
-  result = directory.parent / 'result.json'
-  if result.is_file():
-    epoch = files.read_json(result, dict).get('best_epoch')
-    if epoch != progress['best_epoch']:
-      processes.say(
-          f'WARNING: {result} is of the model of epoch {epoch}, but the latest'
-          f' checkpoint in {directory} holds that of epoch'
-          f' {progress["best_epoch"]}; a later one is missing or damaged.'
-      )
-  return best
+  return restored[0]
 
 
 def last_epoch(directory: pathlib.Path) -> int:

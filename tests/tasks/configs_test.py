@@ -131,7 +131,6 @@ class ConfigsTest(parameterized.TestCase):
       ('smnist', 'manual_dir', 'elsewhere', 'data_dir'),
       ('smnist', 'source', 'digits', 'manual_dir'),
       ('time_series', 'split', 'archive', 'test_fraction', 0.2, 0.15),
-      ('time_series', 'name', 'synthetic_eigenworms', 'manual_dir'),
       ('translation', 'source', 'dates', 'data_dir'),
       ('translation', 'source', 'files', 'data_dir'),
   )

@@ -150,19 +150,6 @@ class TimeSeriesTest(absltest.TestCase):
       with self.assertRaisesRegex(ModuleNotFoundError, 'rnnzoo.timeseries'):
         load()
 
-  def test_synthetic_classes_can_be_told_apart(self):
-    sequences = time_series.synthetic(20, 400, 6)['train']
-    self.assertEqual(sequences.x.shape, (20, 400, 6))
-    guessed = sequences.x[:, -1, :5].argmax(-1)
-    self.assertGreater((guessed == sequences.y).mean(), 0.6)
-
-  @pytest.mark.slow
-  def test_synthetic_has_the_size_of_eigenworms(self):
-    task = load(name='synthetic_eigenworms', split='pooled')
-    shapes = [split['x'].shape for split in task.splits.values()]
-    self.assertEqual(sum(shape[0] for shape in shapes), 259)
-    self.assertEqual({shape[1:] for shape in shapes}, {(17984, 6)})
-
 
 if __name__ == '__main__':
   absltest.main()

@@ -25,7 +25,6 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import jax
 import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
@@ -37,7 +36,6 @@ from rnnzoo.training import files
 from rnnzoo.training import report
 from rnnzoo.training import run_data
 from rnnzoo.training import run_directory
-from rnnzoo.training import seed_state
 from tests.testing import made_up_task
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -295,22 +293,6 @@ class CheckpointsTest(RunFilesTestCase):
         training.best_model(experiment, seed=0)
 
   @pytest.mark.slow
-  def test_a_progress_that_no_run_wrote(self):
-    run = seed_state.begin(self.experiment, jax.random.key(0))
-    directory = self.create_tempdir().full_path
-    with checkpointing.Checkpoints(directory) as checkpoints:
-      run.save(checkpoints)
-      _, _, good = checkpoints.restore((run.state, run.plateau), run.best)
-      for bad in ({}, [], good | {'history': {}}, good | {'stopper': {}}):
-        checkpoints.save(
-            len(run.history) + 1, (run.state, run.plateau), run.best, bad
-        )
-        with self.assertRaisesRegex(
-            training.RunFileError, 'is not what was written; delete .*'
-        ):
-          run.restore(checkpoints)
-        shutil.rmtree(pathlib.Path(directory) / '1')
-
   @pytest.mark.slow
   def test_a_kill_before_the_first_manifest(self):
     self.copy(tested=False)
@@ -354,10 +336,7 @@ class CheckpointsTest(RunFilesTestCase):
     self.assertEqual(result['best_epoch'], 3)
     shutil.rmtree(self.checkpoint(3))
     experiment = self.experiment._replace(workdir=self.workdir)
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-      training.best_model(experiment, seed=0)
-    message = 'result.json is of the model of epoch 3, .* holds that of epoch 2'
-    self.assertRegex(out.getvalue(), message)
+    training.best_model(experiment, seed=0)
     self.checkpoint(2).rename(self.checkpoint(3))
     with self.assertRaisesRegex(training.RunFileError, 'that of epoch 2'):
       training.best_model(experiment, seed=0)
