@@ -80,7 +80,6 @@ class Metric(NamedTuple):
     of: function of the means of losses and scores by name, 'loss' being the
       loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
-    unit: the unit in which scores of its name are counted.
   """
 
   name: str
@@ -89,7 +88,6 @@ class Metric(NamedTuple):
   form: str = '.4f'
   of: Callable[[Mapping[str, float]], float] | None = None
   at_test: bool = False
-  unit: float = 1.0
 
   def text(self, value: float | None) -> str:
     """Returns a value for people; files hold None where it is not finite."""

@@ -76,7 +76,7 @@ class Program:
 
   `eval_batch_size` is rounded up to a multiple of the number of devices;
   `loss_scale` is the factor of the loss at the start, None for none;
-  `keep_data_on` is 'device', or 'host' for splits that are not to be loaded as a
+  `keep_data_on` is 'device', or 'host' for splits that are not to be loaded
   whole; `dropconnect_rate` is the share of entries of the recurrent matrices
   that a training step drops. Parameters of factor 0 in `rate_factors` are
   frozen, all others are the optimizer's matter.

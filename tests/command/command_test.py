@@ -461,7 +461,7 @@ class SweepTest(parameterized.TestCase):
       ([], 'needs something to vary'),
       (['model.features=4'], 'must be a field and its values'),
       (['config.model.features=4,,8'], 'must be a field and its values'),
-      (['config.model.features=4,4'], 'has a value twice'),
+      (['config.model.features=4,4'], "would have the name 'features=4'"),
       (['config.a=4', 'config.a=8'], 'has the field config.a twice'),
       (['config.data.path=a/b,a_b'], "would have the name 'path=a_b'"),
   )
