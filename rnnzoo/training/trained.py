@@ -10,7 +10,6 @@ import numbers
 import os
 import pathlib
 from typing import Any
-import warnings
 
 from flax import nnx
 import jax
@@ -112,7 +111,7 @@ class Trained:
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
-        `check_inputs` says which; of traced ones it sees names and shapes.
+        `check_inputs` says which. Traced ones are taken as they are.
 
     Raises:
       ValueError: the task cannot use these inputs.
@@ -223,17 +222,9 @@ class Trained:
           'inputs must be arrays, as in the splits of the task, got'
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
-    is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
-    if not any(map(is_traced, leaves)):
-      return self.task.check_inputs(inputs)
-    # Only names and shapes are known. 1 may be a length, 1/2 a share.
-    half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
-    full = lambda x: np.full(x.shape, half(x), x.dtype)
-    known = lambda x: full(x) if is_traced(x) else x
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')
-      self.task.check_inputs(jax.tree.map(known, inputs))
-    return inputs
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+      return inputs
+    return self.task.check_inputs(inputs)
 
   def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns a line for each line; their ends do not matter.
