@@ -266,7 +266,6 @@ def _layer_options(
   if not isinstance(options, Mapping | ml_collections.ConfigDict):
     raise ValueError(f'{name} must be a section with fields; got {options!r}')
   arguments = dict(options.items())
-  fields.check_numbers(arguments, name)
   for option, value in arguments.items():
     if option in _NO_OPTIONS:
       raise ValueError(
