@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
 
   num_seeds: int
   mean: float | None = None
-  std: float | None = None  # Of the population, as in report.json.
+  std: float | None = None  # The population's, as in report.json.
   # The mean's 95 % interval, by Student's t; None for one seed.
   low: float | None = None
   high: float | None = None

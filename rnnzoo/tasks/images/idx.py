@@ -37,8 +37,8 @@ def read(
   """Returns the arrays of the four files, uint8, in the order of `CHECKSUMS`.
 
   An IDX file is two zero bytes, a type byte (8 for uint8), the number of axes,
-  the length of each axis as a big-endian int32, and the data in C order. What
-  has the right checksum is such a file.
+  the length of each axis as a big-endian int32, and the data in C order. A file
+  that has the right checksum is one.
   """
   if not directory.is_dir():
     raise FileNotFoundError(f'the data directory {directory} does not exist')
