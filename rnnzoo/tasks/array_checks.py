@@ -22,15 +22,8 @@ _MANY_BYTES = 2**33
 _LEAST_SHARE = 0.1
 
 
-def check(given: Any, names: Sequence[str] = ()) -> Any:
-  """Returns inputs of a trained model as they are.
-
-  Args:
-    given: arrays [B, ...], as a user gave them.
-    names: names of arrays that must be there; none for arrays without names.
-  """
-  if names:
-    _check_names(given, names)
+def check(given: Any) -> Any:
+  """Returns inputs of a trained model, arrays [B, ...], as a user gave them."""
   for leaf in jax.tree.leaves(given):
     rule = 'inputs must be arrays of numbers, [B, ...]'
     if not hasattr(leaf, 'dtype'):
@@ -43,21 +36,13 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
   return given
 
 
-def _check_names(given: Any, names: Sequence[str]) -> None:
-  """Raises ValueError unless a mapping has these names, among others."""
-  if isinstance(given, Mapping) and set(names) <= set(given):
-    return
-  got = settings.a(type(given))
-  if isinstance(given, Mapping):
-    got = f'the keys {", ".join(map(repr, given)) or "none"}'
-  raise ValueError(
-      f'inputs must be a dict of {" and ".join(map(repr, names))}, as in the'
-      f' splits of the task; got {got}'
-  )
+def by_name(
+    given: Any, names: Sequence[str], needed: Sequence[str] = ()
+) -> Mapping[str, Any]:
+  """Returns a mapping that has the needed names, and only some of `names`.
 
-
-def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
-  """Returns a mapping with no other names; one array has the first name."""
+  One array has the first name.
+  """
   given = given if isinstance(given, Mapping) else {names[0]: given}
   for name in given:
     if name not in names:
@@ -66,6 +51,11 @@ def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
           f'inputs must have no keys but {", ".join(map(repr, names[:-1]))} and'
           f' {names[-1]!r}; got {name!r}{hint and f"; {hint}"}'
       )
+  if not set(needed) <= given.keys():
+    raise ValueError(
+        f'inputs must be a dict of {" and ".join(map(repr, needed))}, as in the'
+        f' splits of the task; got {", ".join(map(repr, given)) or "no keys"}'
+    )
   return given
 
 
@@ -231,9 +221,8 @@ def tokens_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   `given` is such a mapping, or tokens alone, all of which count.
   """
   names = ('tokens', 'length')
-  if not hasattr(given, 'dtype'):
-    _check_names(given, names)
-  given = by_name(given, names)
+  needed = names if isinstance(given, Mapping) else ()
+  given = by_name(given, names, needed)
   found = tokens(given['tokens'], num_tokens)
   length = given.get('length', np.full(len(found), found.shape[1]))
   of = ', the steps of tokens'

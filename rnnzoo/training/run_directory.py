@@ -326,17 +326,11 @@ def check_same(
   if mode == 'evaluate':
     ignored.update(of_tests(here['task']))
   if text := files.differences(there, here, ignored):
-    remedy = (
-        'pass another --workdir, or, to go on with that run, the flags that it'
-        ' was trained with'
-    )
+    remedy = 'pass another --workdir, or the flags that it was trained with'
     if is_fixed and 'num_epochs' in text:
       text += "; by schedule 'cosine' the rate of every step depends on it"
     if mode != 'train':
-      remedy = (
-          'pass the flags that it was trained with, or take its own config, by'
-          f' rnnzoo {mode} {path}'
-      )
+      remedy = f'take its own config, by rnnzoo {mode} {path}'
     raise ValueError(
         f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )

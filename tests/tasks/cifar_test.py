@@ -185,7 +185,7 @@ class TaskTest(parameterized.TestCase):
     if noise:
       before = batch | {'index': np.arange(4) - 1}
       wrong += [
-          (images, "a dict of 'inputs' and 'index'.*an ndarray"),
+          (images, "a dict of 'inputs' and 'index'.*got 'inputs'"),
           (before, 'index must be from 0 .* image 0 has -1'),
       ]
     else:

@@ -481,7 +481,7 @@ class InputsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'x': X, 'seq_lengths': [1, 1]}, "_lengths'; did .* 'lengths'"),
-      ({'lengths': [1, 1]}, "must have the key 'x'"),
+      ({'lengths': [1, 1]}, "must be a dict of 'x'"),
       (X[..., :1], r'T, 2\] as in training, .*\[2, 3, 1\]'),
       ([X[0], X[0, :1]], 'several lengths; .*pad'),
       ({'x': X, 'lengths': [4, 1]}, '1 to 3, .* sequence 0 has 4'),

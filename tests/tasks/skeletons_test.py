@@ -270,7 +270,7 @@ class InputsTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       skeleton_inputs.check(self.inputs() | {name: value}, self.data)
     with self.assertRaisesRegex(ValueError, "dict of 'frames' and 'length'"):
-      skeleton_inputs.check({name: value}, self.data)
+      skeleton_inputs.check({'offsets': value}, self.data)
 
   def test_origins(self):
     for centre in ('sequence', 'frame', 'body'):

@@ -590,7 +590,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     open_as(self.config, 'train')
     there = self.config.eval_batch_size
     self.config.eval_batch_size = there + 1
-    message = f'{there} there, {there + 1} here.; pass another --workdir, or,'
+    message = f'{there} there, {there + 1} here.; pass another --workdir, or'
     with self.assertRaisesRegex(ValueError, f'eval_batch_size: {message}'):
       open_as(self.config, 'train')
     self.assertEqual(open_as(self.config, 'evaluate'), '')
@@ -608,7 +608,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     with self.config.unlocked():
       del self.config.data.num_test
     self.config.seed += 1
-    message = rf'seed: .*\); pass .* by rnnzoo evaluate {self.workdir}$'
+    message = rf'seed: .*\); take .* by rnnzoo evaluate {self.workdir}$'
     with self.assertRaisesRegex(ValueError, message):
       run_directory.check_same(self.workdir, self.config, mode='evaluate')
     self.assertIn('data.test_samplings', run_directory.of_tests('skeletons'))

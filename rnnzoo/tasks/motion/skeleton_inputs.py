@@ -100,8 +100,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
       'label', as in the splits of the task, is left out.
     data: `config.data` of the run.
   """
-  array_checks.check(given, _KEYS[:2])
-  array_checks.by_name(given, _KEYS)
+  given = array_checks.by_name(given, _KEYS, _KEYS[:2])
   frames = array_checks.numbers(given['frames'], 'frames', _AXES, noun=_NOUN)
   if frames.dtype not in (np.float16, np.float32):
     frames = frames.astype(np.float32)

@@ -338,8 +338,8 @@ class Forecasting(protocol.ConfigTask):
           "inputs of forecasts have no 'lengths'; give y [B, T] with NaN before"
           ' a series that is shorter'
       )
-    given = array_checks.by_name(inputs, ('y', 'x', 'start'))
-    y = _rounded(array_checks.numbers(given.get('y'), 'y', ('B', 'T')), 'y')
+    given = array_checks.by_name(inputs, ('y', 'x', 'start'), ('y',))
+    y = _rounded(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
     if not (~np.isnan(y)).any(1).all():
       raise ValueError('y must have a known step in each row')
     count, steps = y.shape

@@ -224,9 +224,7 @@ class SequenceTask(protocol.ConfigTask):
     Steps beyond a sequence's end become zero. With a shift, x - shift is in a
     mapping as 'centred', and x is not.
     """
-    given = array_checks.by_name(inputs, ('x', 'lengths'))
-    if 'x' not in given:
-      raise ValueError("inputs must have the key 'x', an array [B, T, F]")
+    given = array_checks.by_name(inputs, ('x', 'lengths'), ('x',))
     has_field, columns = 'missing' in self._data, len(self._mean)
     field = "a model trained with config.data.missing='zero'"
     x = array_checks.numbers(
