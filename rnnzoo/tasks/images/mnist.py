@@ -51,11 +51,7 @@ def load(
   The data are `config.data`, and the checksums the MD5 sums of MNIST's files.
 
   Raises:
-    FileNotFoundError: `manual_dir` or a file in it is missing, or `source` is
-      'mnist' and there is no MNIST to be had.
     ConnectionError: the network went away in the middle of a download.
-    ValueError: a checksum is wrong, `source` is unknown, a directory is a file,
-      or `source` is 'digits' and a directory is named.
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')

@@ -64,8 +64,6 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
     """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist, or data are damaged.
-      FileNotFoundError: data that the config names are missing.
       ConnectionError: the network went away in the middle of a download.
     """
     self._set_up(config)  # Before the data, which take a while.

@@ -69,10 +69,6 @@ def convert(
       or 1 for none beside this one.
 
   Raises:
-    FileNotFoundError: there is no such source, or no `.skeleton` file in it.
-    ValueError: the destination is a file, two files have one name, no file can
-      be converted, the destination holds another conversion or a damaged one,
-      or is in use by one.
     OSError: a folder cannot be read or made, or the disk is full, say.
   """
   if num_processes is not None and num_processes < 0:

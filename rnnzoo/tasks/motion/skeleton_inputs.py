@@ -41,8 +41,6 @@ def read(
     config: the run's config, as `training.load` returns it.
 
   Raises:
-    ValueError: a file is damaged, or a folder, or no path; there are none; or
-      the config is of another task.
     OSError: a file cannot be read.
   """
   if isinstance(paths, str | bytes) or not isinstance(paths, Iterable):
@@ -70,10 +68,6 @@ def prepare(
     'frames' [B, L, 2, 25, 3], padded by zeros, thinned out and centred as
     `config.data` says; 'length' int32 [B]; 'offsets' float32 [B, S, T],
     `config.data.test_samplings` samplings that all recordings share.
-
-  Raises:
-    ValueError: an array has another shape, a number that is no position or a
-      frame that shows nobody, there are none, or the config is of another task.
   """
   if config.get('task') != 'skeletons':
     raise ValueError(

@@ -95,9 +95,6 @@ class Forecasting(protocol.ConfigTask):
     """Reads the series of a config as in `configs/base_forecasting.py`.
 
     Raises:
-      ValueError: a field or a file holds something that cannot be, or a series
-        is too short.
-      FileNotFoundError: there is no such file.
       ModuleNotFoundError: the extra 'timeseries' is not installed.
     """
     self._set_up(config)

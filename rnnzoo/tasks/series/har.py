@@ -61,8 +61,6 @@ class HumanActivity(sequence_task.SequenceTask):
     """Reads the data of a config as in `configs/base_har.py`.
 
     Raises:
-      ValueError: a field or a file holds something that cannot be.
-      FileNotFoundError: `data.manual_dir` lacks a file.
       ModuleNotFoundError: there is no directory, and the extra 'timeseries',
         which has the data that stand in, is not installed.
     """

@@ -44,13 +44,7 @@ class Form(NamedTuple):
 
 
 def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
-  """Returns the sequences of a file; labels stay as they are.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it holds no such arrays; the message names file, array and, if
-      it is one, row.
-  """
+  """Returns the sequences of a file; labels stay as they are."""
   return parse(load(path, _NAMES), form, str(path))
 
 

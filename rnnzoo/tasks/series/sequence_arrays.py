@@ -60,9 +60,6 @@ def pad(
   Args:
     sequences: N arrays [time, ...] of any lengths.
     length: T; None for the longest length.
-
-  Raises:
-    ValueError: nearly all of many bytes would be padding.
   """
   lengths = np.array([len(sequence) for sequence in sequences], np.int32)
   time = int(lengths.max()) if length is None else length

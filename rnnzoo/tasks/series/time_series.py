@@ -35,9 +35,6 @@ class TimeSeries(sequence_task.SequenceTask):
     """Reads the data of a config as in `configs/base_time_series.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist, or the training and
-        test data do not fit together.
-      FileNotFoundError: `data.manual_dir` holds one of two files alone.
       ModuleNotFoundError: the extra 'timeseries' is not installed.
       ConnectionError: the data could not be downloaded.
     """

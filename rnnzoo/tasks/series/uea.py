@@ -45,10 +45,7 @@ def read(
 
   Raises:
     ModuleNotFoundError: aeon is needed, and is not installed.
-    FileNotFoundError: one of train.npz and test.npz is there alone.
     ConnectionError: the data could not be downloaded.
-    ValueError: there is no such data set, a file is damaged, `directory` is a
-      file, or the two splits have different columns.
   """
   form = npz.Form(kind, missing='zero')
   place, files = None, []
