@@ -316,10 +316,12 @@ class Trained:
           ' jax.random.key(0) would work'
       ) from error
     known = inspect.signature(self.task.sample).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    names = {'length', 'temperature', 'top_k', 'top_p'}
     for name, x in [*options.items()]:
       if x is None:
         del options[name]
-      elif name not in known:
+      elif name not in (names if takes_all else known):
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )

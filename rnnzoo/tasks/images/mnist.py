@@ -69,8 +69,8 @@ def load(
       if not idx.reachable():
         return _stand_in(data.source, directory)
       idx.download(directory)
-  print(f'data: MNIST, from {directory}', flush=True)
   train, train_labels, test, test_labels = idx.read(directory, checksums)
+  print(f'data: MNIST, from {directory}', flush=True)
   labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
   return Images('MNIST', train, labels[0], test, labels[1], white=255)
 
