@@ -8,9 +8,8 @@
 Every field of the config can be overridden as in the second line. The run goes
 into a directory under runs/, or into --workdir; a run that was killed goes on
 where its --workdir is passed again. With --mode=evaluate its best models are
-tested once more; predict and sample are for tasks of text. The last line
-printed is the task's main metric on the test, the mean over the seeds:
-`test accuracy: 0.9863`.
+tested once more. The last line printed is the task's main metric on the test,
+the mean over the seeds: `test accuracy: 0.9863`.
 
 Several devices share each batch; docs/devices.md says how several processes do.
 

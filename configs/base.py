@@ -54,8 +54,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Seconds from one checkpoint to the next, at least; a kill costs these and
   # an epoch.
   config.checkpoint_seconds = 10.0
-  # Epochs from one sample of text to the next, in samples.txt and TensorBoard,
-  # of tasks that make text; 0 for none.
+  # Epochs from one sample of text to the next, in sample_<epoch>.txt and
+  # TensorBoard, of tasks that make text; 0 for none.
   config.sample_every = 0
 
   # The task's own fields.

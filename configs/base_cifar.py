@@ -25,11 +25,8 @@ def get_config() -> ml_collections.ConfigDict:
   data.source = 'auto'
   # The batch size for digits, if that is less than batch_size.
   data.digits_batch_size = 32
-  # Directory of cifar-10-binary.tar.gz; '' for a copy that TFDS has prepared.
+  # Directory of cifar-10-binary.tar.gz.
   data.manual_dir = ''
-  # Where TFDS keeps prepared data; '' for TFDS_DATA_DIR or
-  # ~/tensorflow_datasets.
-  data.data_dir = ''
   # How an image is read: 'row', 'pixel', 'permuted' (pixels in a fixed random
   # order) or 'noise_padded' (rows, then noise).
   data.sequence = 'pixel'

@@ -33,8 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
   data.digits_batch_size = 32
   # Directory of MNIST's four .gz files; '' to download them.
   data.manual_dir = ''
-  # Where TFDS keeps prepared data; '' for TFDS_DATA_DIR or
-  # ~/tensorflow_datasets.
+  # Where downloaded files are kept; '' for ~/.cache/rnnzoo/mnist.
   data.data_dir = ''
   # Pixels from 0 to 1: 'minmax' leaves them so, 'standard' takes the training
   # set's mean away and divides by its deviation, 'symmetric' is 2 (x - .5).

@@ -24,14 +24,14 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
-  # The name of a data set in the archive, or 'synthetic_eigenworms'.
+  # The name of a data set in the archive.
   data.name = 'JapaneseVowels'
   # 'regression' for a set of numbers, such as Covid3Month.
   data.kind = 'classification'
   # The head of a 'regression', as in configs/base_sequences.py.
   data.head = 'point'
-  # Where converted arrays or .ts files are, in a folder of that name or without
-  # one; '' for aeon's own, downloaded where it has none.
+  # Where converted arrays or .ts files are, in a folder of that name; aeon
+  # downloads to there what is not. '' for aeon's own.
   data.manual_dir = ''
   # 'archive' for its own training and test sets, or 'pooled', by which both
   # together are split by chance, as several papers do.

@@ -3,8 +3,7 @@
 Five layers of 32, batch 4 and Adam at 3e-5 are what DEER (Lim et al., 2024) was
 trained with. The score is that of another model, LinOSS, over five random
 splits of training and test sequences together, 70 / 15 / 15 %: `split_seed` is
-to change with `seed`. To measure speed where there is no network:
---config.data.name=synthetic_eigenworms.
+to change with `seed`.
 
 Published: 0.950 +- 0.044 (LinOSS, Rusch and Rus, 2024, 5 seeds).
 Measured: not yet.

@@ -256,15 +256,15 @@ rnnzoo/tasks/series/lorenz.py tests/tasks/lorenz_test.py
   - k4 = velocity(state + step *
   + k4 = velocity(state + .9 * step *  @ fourth_order
 rnnzoo/tasks/images/cifar_files.py tests/tasks/cifar_test.py
-  - not content or len(content)
-  + len(content)  @ damaged_archives
+  - transpose(0, 2, 3, 1)
+  + transpose(0, 3, 2, 1)  @ reads
 rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
   - deviation <= epsilon
   + deviation <= 20 * epsilon  @ rounding
   - deviation <= epsilon
   + deviation <= .01 * epsilon  @ rounding
-  - (changed & (seen
-  + (changed & False & (seen  @ told
+  - far = changes & (
+  + far = (changes | True) & (  @ near_zero
   - mean, deviation = standardization(
   + mean, deviation = 0, 1  # (  @ Float32
 rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
@@ -273,12 +273,12 @@ rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
   - (rows != rows) & (value != value)
   + False  @ any_kind
 rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
-  - for read in (_stand_in,
-  + for read in (type(file).get,  @ that_is_not_used
-  -  if name in known]:
-  + ]:  @ that_is_not_used
-  - * dtype.itemsize != size
-  + < 0  @ sizes_are_checked
+  - if known is None or name in known
+  + if file[name] is not None  @ that_is_not_used
+  - not known.any(1).all()
+  + False  @ refuses
+  - not head.startswith(b'PK')
+  + False  @ that_are_none
 rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
   - .reshape(count, height * width, -1)
   + [..., :1]  @ sequences
@@ -360,9 +360,9 @@ rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   + if False  @ another_seed
   - and n == str(int(n))
   +   @ before_the_first
-rnnzoo/training/records.py tests/training/samples_test.py
-  - if epoch <= done
-  + if epoch < done  @ damaged
+rnnzoo/training/records.py tests/training/training_test.py
+  - [1 : done + 1]
+  + [1:]  @ resumed
 """
 
 

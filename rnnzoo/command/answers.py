@@ -121,12 +121,11 @@ def write(
     read_inputs: Inputs,
     proba: bool,
 ) -> None:
-  """Writes answers to a file, or as CSV to the standard output.
+  """Writes answers as CSV to a file, or to the standard output.
 
-  A CSV file has a row an answer: the places of its sequence and, of answers at
-  every step, of its step; the name of the class or the numbers; and, if asked
-  for, a probability a class. An `.npz` file has the arrays `predictions`,
-  `probabilities` and `class_names`.
+  There is a row an answer: the places of its sequence and, of answers at every
+  step, of its step; the name of the class or the numbers; and, if asked for, a
+  probability a class.
 
   `path` is replaced as a whole; None is the standard output.
 
@@ -135,21 +134,13 @@ def write(
     ValueError: the task cannot use the inputs, or the name has another ending.
     NotImplementedError: the task has no such answers.
   """
-  ending = '.csv' if path is None else path.suffix.lower()
-  if ending not in ('.csv', '.npz'):
-    raise ValueError(f'--output must end in .csv or .npz, got {path}')
+  if path is not None and path.suffix.lower() != '.csv':
+    raise ValueError(f'--output must end in .csv, got {path}')
   inputs = read_inputs.of(trained.task)
   found: dict[str, Any] = {'predictions': np.asarray(trained.predict(inputs))}
   if proba:
     found['probabilities'] = np.asarray(trained.predict_proba(inputs))
   names = getattr(trained.task, 'class_names', None)
-  if path is not None and ending == '.npz':
-    if names:
-      found['class_names'] = np.array(names)
-    content = io.BytesIO()
-    np.savez(content, **found)
-    files.write_atomically(path, content.getvalue())
-    return
   lengths = inputs.get('lengths') if isinstance(inputs, dict) else None
   text = io.StringIO()
   if read_inputs.names:

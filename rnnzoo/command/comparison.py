@@ -22,12 +22,6 @@ _TEXTS = 'comparison.md', 'comparison.tex', 'comparison.csv'
 _IMAGES = 'comparison.png', 'comparison.svg', 'comparison.pdf'
 FILES = (*_TEXTS, *_IMAGES)
 
-# Names that a sweep or a comparison writes beside runs.
-_BESIDE_RUNS = re.compile(rf'comparisons?|{"|".join(FILES)}|.*\.log')
-
-# Lower is better, where the report is of a version that does not say so.
-_LOWER = 'loss', 'perplexity', 'bits_per_character', 'mse', 'mae'
-
 # Letters that LaTeX takes for commands, or would print as others.
 _IN_TEX = str.maketrans(
     {letter: f'\\{letter}' for letter in '&%$#_{}'}
@@ -54,16 +48,14 @@ class Run(NamedTuple):
 class Statistics(NamedTuple):
   """A metric over the seeds of a run; None if a seed has no finite value."""
 
-  num_seeds: int  # The number of seeds.
-  mean: float | None = None  # The mean over the seeds.
-  # The standard deviation of the population, as in report.json.
-  std: float | None = None
-  # The lower end of the 95 % confidence interval of the mean, by Student's t;
-  # None for one seed.
+  num_seeds: int
+  mean: float | None = None
+  std: float | None = None  # The population's, as in report.json.
+  # The mean's 95 % interval, by Student's t; None for one seed.
   low: float | None = None
-  high: float | None = None  # The upper end.
-  least: float | None = None  # The smallest value.
-  greatest: float | None = None  # The greatest value.
+  high: float | None = None
+  least: float | None = None
+  greatest: float | None = None
 
 
 def compare(directories: Sequence[str], output: str) -> str:
@@ -74,16 +66,6 @@ def compare(directories: Sequence[str], output: str) -> str:
       in a folder that are not finished are left out, and named on stderr.
     output: the directory for the files.
   """
-  # Files of a sweep or a comparison beside its runs, as a shell's * names them.
-  others = [
-      path
-      for path in directories
-      if _BESIDE_RUNS.fullmatch(pathlib.Path(path).name)
-      and not (fields.expand(path) / 'report.json').exists()
-  ]
-  if others and len(others) < len(directories):
-    print(f'passed over, since no runs: {", ".join(others)}', file=sys.stderr)
-    directories = [path for path in directories if path not in others]
   directories = [run for path in directories for run in _runs_in(path)]
   paths = [fields.expand(path) for path in directories]
   if len({path.resolve() for path in paths}) < len(paths):
@@ -122,7 +104,7 @@ def _runs_in(directory: str) -> list[str]:
   inside = [] if is_run else sorted(path.glob('*/'), key=order)
   done = [run for run in inside if (run / 'report.json').exists()]
   others = (run for run in inside if run not in done)
-  rest = [str(run) for run in others if not _BESIDE_RUNS.fullmatch(run.name)]
+  rest = [str(run) for run in others if (run / 'config.json').exists()]
   if done and rest:
     print(f'left out, since not finished: {", ".join(rest)}', file=sys.stderr)
   return [str(run) for run in done] or [directory]
@@ -135,28 +117,15 @@ def read(path: pathlib.Path) -> Run:
     raise files.RunFileError(
         f'{path} holds no finished run: it has no report.json'
     )
-  try:
-    run_directory.read(path)
-    report = files.read_signed(file)
-    results = [
-        report_lib.read_result(path, seed['seed'], report['dataset'])
-        for seed in report['seeds']
-    ]
-    if report['seeds'] != [report_lib.of_seed(result) for result in results]:
-      raise files.RunFileError(f'{file} is not the report of the results there')
-    run = Run(path.name, report, [result['history'] for result in results])
-    _table([run])
-  except files.RunFileError:
-    raise
-  except FileNotFoundError as error:
-    raise files.RunFileError(
-        f'{path} is no whole run: {error.filename or error} is missing'
-    ) from error
-  except (KeyError, TypeError, IndexError, StopIteration, ValueError) as error:
-    raise files.RunFileError(
-        f'{file} is not what a run wrote: {error!r}'
-    ) from error
-  return run
+  run_directory.read(path)
+  report = files.read_signed(file)
+  results = [
+      report_lib.read_result(path, seed['seed'], report['dataset'])
+      for seed in report['seeds']
+  ]
+  if report['seeds'] != [report_lib.of_seed(result) for result in results]:
+    raise files.RunFileError(f'{file} is not the report of the results there')
+  return Run(path.name, report, [result['history'] for result in results])
 
 
 def main_metric(run: Run) -> str:
@@ -167,8 +136,6 @@ def main_metric(run: Run) -> str:
 def statistics(run: Run, metric: str) -> Statistics:
   """Returns a metric of the test over the seeds of a run."""
   values = [seed['test'].get(metric) for seed in run.report['seeds']]
-  if not values:
-    raise ValueError('it has no seeds')
   count = len(values)
   if None in values:
     return Statistics(count)
@@ -236,7 +203,7 @@ def _table(runs: Sequence[Run]) -> tuple[list[list[str]], list[str]]:
 def _tests(runs: Sequence[Run]) -> list[str]:
   """Returns sentences on paired t-tests of all runs against the best one."""
   metric = main_metric(runs[0])
-  higher = runs[0].report.get('higher_is_better', metric not in _LOWER)
+  higher = runs[0].report['higher_is_better']
   means = [statistics(run, metric).mean for run in runs]
   finite = [mean for mean in means if mean is not None]
   if len(runs) < 2 or not finite:

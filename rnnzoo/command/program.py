@@ -1,9 +1,10 @@
 """The commands of `rnnzoo`, each a function of the rest of its words."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import functools
+import io
 import os
 import shlex
 import signal
@@ -185,7 +186,7 @@ def _predict(words: list[str]) -> None:
   )
   parser.add_argument('--input', help='arrays in an .npz or .csv file')
   parser.add_argument(
-      '--output', help='.npz or .csv; the standard output by default'
+      '--output', help='a .csv file; the standard output by default'
   )
   parser.add_argument(
       '--proba', action='store_true', help='the probability of each class, too'
@@ -196,18 +197,32 @@ def _predict(words: list[str]) -> None:
     found = _load(parsed)
     with processes.one_sentence():
       path = fields.expand(parsed.run) / 'profile'
-      lines = found.checked_lines(command_line.read_stdin())
+      lines = found.checked_lines(_read_stdin())
       processes.say(profile.of_decoding(found.task, found.model, path, lines))
     return
   if parsed.input is None:
     if parsed.output or parsed.proba:
       parser.error('--output and --proba are for the arrays of --input')
-    command_line.predict(_load(parsed))
+    found = _load(parsed)
+    with processes.one_sentence():
+      for line in found.predict_lines(_read_stdin()):
+        processes.say(line)
     return
   with processes.one_sentence():
     inputs = answers.read(fields.expand(parsed.input, '--input'))
     output = parsed.output and fields.expand(parsed.output, '--output')
     answers.write(output, _load(parsed), inputs, parsed.proba)
+
+
+def _read_stdin() -> Iterable[str]:
+  """Returns the lines of stdin; `predict_lines` tells which is not UTF-8."""
+  if isinstance(sys.stdin, io.TextIOWrapper):
+    # Without the mark that some editors begin a file with. A carriage return
+    # inside of a line ends none.
+    sys.stdin.reconfigure(
+        encoding='utf-8-sig', errors='surrogateescape', newline='\n'
+    )
+  return sys.stdin or ()
 
 
 def _sample(words: list[str]) -> None:
@@ -233,7 +248,17 @@ def _sample(words: list[str]) -> None:
   for name in ('run', 'model_seed'):
     del options[name]
   prompts, seed = options.pop('prompt') or [''], options.pop('seed')
-  command_line.sample(model, prompts, seed, **options)
+  with processes.one_sentence():
+    rule = fields.seed()
+    if seed is not None and not rule.allows(seed):
+      raise ValueError(f'seed must be {rule.text}; got {seed}')
+    key = None if seed is None else jax.random.key(seed)
+    if len(prompts) > 1:  # They have an empty line between.
+      processes.say('\n\n'.join(model.sample_many(prompts, key, **options)))
+      return
+    for piece in model.sample(prompts[0], key, **options):
+      processes.say(piece, end='')
+    processes.say('')
 
 
 def _compare(words: list[str]) -> None:

@@ -191,8 +191,6 @@ def combinations(
           '--grid must be a field and its values, as'
           f' config.model.features=64,128; got {grid!r}'
       )
-    if len(set(choices)) < len(choices):
-      raise ValueError(f'--grid has a value twice: {grid!r}')
     if field in axes:
       raise ValueError(f'--grid has the field {field} twice')
     axes[field] = choices

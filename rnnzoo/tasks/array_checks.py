@@ -22,15 +22,8 @@ _MANY_BYTES = 2**33
 _LEAST_SHARE = 0.1
 
 
-def check(given: Any, names: Sequence[str] = ()) -> Any:
-  """Returns inputs of a trained model as they are.
-
-  Args:
-    given: arrays [B, ...], as a user gave them.
-    names: names of arrays that must be there; none for arrays without names.
-  """
-  if names:
-    _check_names(given, names)
+def check(given: Any) -> Any:
+  """Returns inputs of a trained model, arrays [B, ...], as a user gave them."""
   for leaf in jax.tree.leaves(given):
     rule = 'inputs must be arrays of numbers, [B, ...]'
     if not hasattr(leaf, 'dtype'):
@@ -43,21 +36,13 @@ def check(given: Any, names: Sequence[str] = ()) -> Any:
   return given
 
 
-def _check_names(given: Any, names: Sequence[str]) -> None:
-  """Raises ValueError unless a mapping has these names, among others."""
-  if isinstance(given, Mapping) and set(names) <= set(given):
-    return
-  got = settings.a(type(given))
-  if isinstance(given, Mapping):
-    got = f'the keys {", ".join(map(repr, given)) or "none"}'
-  raise ValueError(
-      f'inputs must be a dict of {" and ".join(map(repr, names))}, as in the'
-      f' splits of the task; got {got}'
-  )
+def by_name(
+    given: Any, names: Sequence[str], needed: Sequence[str] = ()
+) -> Mapping[str, Any]:
+  """Returns a mapping that has the needed names, and only some of `names`.
 
-
-def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
-  """Returns a mapping with no other names; one array has the first name."""
+  One array has the first name.
+  """
   given = given if isinstance(given, Mapping) else {names[0]: given}
   for name in given:
     if name not in names:
@@ -66,26 +51,28 @@ def by_name(given: Any, names: Sequence[str]) -> Mapping[str, Any]:
           f'inputs must have no keys but {", ".join(map(repr, names[:-1]))} and'
           f' {names[-1]!r}; got {name!r}{hint and f"; {hint}"}'
       )
+  if not set(needed) <= given.keys():
+    raise ValueError(
+        f'inputs must be a dict of {" and ".join(map(repr, needed))}, as in the'
+        f' splits of the task; got {", ".join(map(repr, given)) or "no keys"}'
+    )
   return given
 
 
-def one(given: Any, rule: str, hint: str = '', mask: str = '') -> np.ndarray:
+def one(given: Any, rule: str) -> np.ndarray:
   """Returns an array of numpy, of no mask and of rows of one length.
 
-  Args:
-    given: the array, as a user gave it.
-    rule: the beginning of the message, such as 'x must be numbers'.
-    hint: the end of the message where rows have several lengths.
-    mask: the end of the message on a mask of numpy.
+  `rule` is the beginning of the message, such as 'x must be numbers'.
   """
   if isinstance(given, np.ma.MaskedArray):
-    raise ValueError(
-        f'{rule}, without a mask of numpy, which would be ignored{mask}'
-    )
+    raise ValueError(f'{rule}, without a mask of numpy, which would be ignored')
   try:
     return np.asarray(given)
   except ValueError as error:
-    raise ValueError(f'{rule}; got rows of several lengths{hint}') from error
+    raise ValueError(
+        f'{rule}; got rows of several lengths; of sequences,'
+        ' rnnzoo.tasks.series.sequence_arrays.pad makes one array, and lengths'
+    ) from error
 
 
 def numbers(
@@ -97,8 +84,6 @@ def numbers(
     noun: str = 'real numbers',
     why: str = '',
     needs_last: bool = True,
-    hint: str = '',
-    mask: str = '',
 ) -> np.ndarray:
   """Returns real numbers, in their dtype, bfloat16 as float32.
 
@@ -110,22 +95,19 @@ def numbers(
     noun: words for values of these kinds.
     why: words behind the axes.
     needs_last: whether the last axis must be there; else it is added.
-    hint: the end of the message where rows have several lengths.
-    mask: the end of the message on a mask of numpy.
   """
   words = f'[{", ".join(map(str, axes))}]'
   if not needs_last:
     words += f' or [{", ".join(map(str, axes[:-1]))}]'
   rule = f'{name} must be {noun} {words}{why}'
-  array = one(given, rule, hint, mask)
+  array = one(given, rule)
   shape = list(array.shape)
   if array.dtype.name == 'bfloat16':  # Numpy knows no kind of it.
     array = array.astype(np.float32)
   if array.ndim == len(axes) - 1 and not needs_last:
     array = array[..., None]
   if array.dtype.kind not in kinds or not _fits(array.shape, axes):
-    if array.dtype != object:
-      hint = ''
+    hint = ''
     if name.isidentifier() and _fits(array.shape, axes[1:]):
       hint = f'; {name}[None] makes a batch of one'
     elif name.isidentifier() and _fits((*array.shape, 1), axes):
@@ -185,7 +167,6 @@ def finite(
     *,
     allow_nan: bool = False,
     advice: str = '',
-    remedy: str = '',
 ) -> None:
   """Raises ValueError for a value that float32 cannot hold in a valid step.
 
@@ -194,8 +175,7 @@ def finite(
     valid: whether a step counts, bool [N, T], or [N].
     name: name of the file and array.
     allow_nan: whether NaN is allowed.
-    advice: a hint on NaN.
-    remedy: a hint on any such value, instead; '' for nothing.
+    advice: a hint on NaN; '' for nothing.
   """
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
@@ -204,8 +184,7 @@ def finite(
   if not wrong.any():
     return
   place = tuple(np.argwhere(wrong)[0])
-  advice = remedy or (advice if np.isnan(values[place]) else '')
-  advice = f'; {advice}' if advice else ''
+  advice = f'; {advice}' if advice and np.isnan(values[place]) else ''
   steps = ('step',) * (len(place) - 2)
   axes = zip(('sequence', *steps, 'column'), place, strict=True)
   words = [f'{axis} {i}' for axis, i in axes]
@@ -242,9 +221,8 @@ def tokens_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   `given` is such a mapping, or tokens alone, all of which count.
   """
   names = ('tokens', 'length')
-  if not hasattr(given, 'dtype'):
-    _check_names(given, names)
-  given = by_name(given, names)
+  needed = names if isinstance(given, Mapping) else ()
+  given = by_name(given, names, needed)
   found = tokens(given['tokens'], num_tokens)
   length = given.get('length', np.full(len(found), found.shape[1]))
   of = ', the steps of tokens'

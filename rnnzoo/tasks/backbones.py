@@ -110,7 +110,7 @@ def build(
 ) -> sequence_layer.SequenceLayer:
   """Returns a stack of layers.
 
-  A warning tells, once, of dropout or residual sums that it has no place for.
+  A warning tells, once, of dropout that it has no place for.
 
   Args:
     model: `config.model`, as in `configs/base.py`, checked by `check`.
@@ -157,16 +157,6 @@ def build(
         f'{model.layer} reads the time between steps from the last feature, and'
         ' this task has something else there;'
         f' config.model.options.{model.layer}.timespans=False would work'
-    )
-  # A level adds its input to its output where they are equally large.
-  if model.residual and not any(
-      level.in_features == level.out_features for level in made.layers
-  ):
-    _warn_once(
-        'config.model.residual=True has no effect in a stack of'
-        f' config.model.num_layers={model.num_layers} from {in_features} to'
-        f' {model.features} features: no layer has an input as large as its'
-        ' output.'
     )
   return made
 
@@ -285,7 +275,6 @@ def _layer_options(
   if not isinstance(options, Mapping | ml_collections.ConfigDict):
     raise ValueError(f'{name} must be a section with fields; got {options!r}')
   arguments = dict(options.items())
-  fields.check_numbers(arguments, name)
   for option, value in arguments.items():
     if option in _NO_OPTIONS:
       raise ValueError(

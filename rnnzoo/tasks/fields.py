@@ -165,22 +165,6 @@ def check(given: ml_collections.ConfigDict, rules: Rules, name: str) -> None:
       )
 
 
-def check_numbers(value: Any, name: str) -> None:
-  """Raises ValueError if a number in a value is not one of float32's.
-
-  `value` is a number, or numbers in sections, tuples and lists; all else is
-  ignored. `name` is the name of its field.
-  """
-  if isinstance(value, Mapping | ml_collections.ConfigDict):
-    for key, part in value.items():
-      check_numbers(part, f'{name}.{key}')
-  elif isinstance(value, tuple | list):
-    for part in value:
-      check_numbers(part, name)
-  elif _is_a(value, (int, float)) and not math.isfinite(float32(value)):
-    raise ValueError(f'{name} must be finite in float32; got {shorten(value)}')
-
-
 def expand(path: str | os.PathLike[str], name: str = '') -> pathlib.Path:
   """Returns a path with '~' replaced by the home directory.
 

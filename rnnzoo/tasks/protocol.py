@@ -53,8 +53,7 @@ class Generator(NamedTuple):
   def lesson(self, epoch: int) -> int:
     """Returns the index of an epoch's lesson, or how many there are after all.
 
-    Args:
-      epoch: the epoch's number, from 1.
+    Epochs count from 1.
     """
     for index, (num_epochs, _) in enumerate(self.lessons):
       if epoch <= num_epochs:
@@ -81,7 +80,6 @@ class Metric(NamedTuple):
     of: function of the means of losses and scores by name, 'loss' being the
       loss: perplexity, say.
     at_test: whether it is no mean: `Task.measure` gives it, at the end.
-    unit: the unit in which scores of its name are counted.
   """
 
   name: str
@@ -90,7 +88,6 @@ class Metric(NamedTuple):
   form: str = '.4f'
   of: Callable[[Mapping[str, float]], float] | None = None
   at_test: bool = False
-  unit: float = 1.0
 
   def text(self, value: float | None) -> str:
     """Returns a value for people; files hold None where it is not finite."""
@@ -140,14 +137,10 @@ class Evaluation(NamedTuple):
 
 
 class Report(NamedTuple):
-  """A task's own part of the report of a run.
+  """A task's own part of the report of a run."""
 
-  Attributes:
-    numbers: more entries of report.json.
-    files: functions by the name of a file, which write it: (path, title).
-  """
-
-  numbers: Mapping[str, Any] = types.MappingProxyType({})
+  numbers: Mapping[str, Any] = types.MappingProxyType({})  # For report.json.
+  # Functions by the name of a file, which write it: (path, title).
   files: Mapping[str, Callable[[pathlib.Path, str], None]] = (
       types.MappingProxyType({})
   )
@@ -188,11 +181,7 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Returns a freshly initialised model.
-
-    Raises:
-      ValueError: the config asks for a model that does not exist.
-    """
+    """Returns a freshly initialised model."""
 
   @abc.abstractmethod
   def evaluate(
@@ -200,10 +189,8 @@ class Task(abc.ABC):
   ) -> Evaluation:
     """Returns the results of a batch; it is traced.
 
-    Args:
-      model: a model of `build_model`, with trained parameters.
-      examples: arrays [B, ...], rows of one of the `splits`.
-      rngs: the source of dropout masks in training, None in evaluation.
+    Examples are arrays [B, ...], rows of one of the `splits`. `rngs` is the
+    source of dropout masks in training, None in evaluation.
     """
 
   def measure(
@@ -211,18 +198,11 @@ class Task(abc.ABC):
   ) -> Mapping[str, Any]:
     """Returns the results of a whole split that are no means.
 
-    It is called once a seed, for 'test' and every split that is neither that
-    nor 'train' nor 'validation'; in a run of several processes, by each.
-
-    Args:
-      model: the best model.
-      split: the name of the split.
-      predictions: `Evaluation.predictions` of all of it, as numpy arrays
-        [N, ...]; for buckets, a list of such arrays.
-
-    Returns:
-      Numbers, one for each metric `at_test`, and all else that result.json is
-      to hold.
+    They are a number for each metric `at_test`, and all else that result.json
+    is to hold. It is called once a seed with its best model, for every split
+    but 'train' and 'validation'; in a run of several processes, by each.
+    `predictions` are `Evaluation.predictions`, as numpy arrays [N, ...]; for
+    buckets, a list of such arrays.
     """
     del model, split, predictions
     return {}
@@ -235,12 +215,9 @@ class Task(abc.ABC):
     """Returns the part of a run's report beside its metrics.
 
     It is called at the end of a run; in one of several processes, by each. Its
-    files are written by the first.
-
-    Args:
-      results: the content of each seed's result.json.
-      best_model: (seed) -> its best model. Not to be called where files are
-        written.
+    files are written by the first, where `best_model`, (seed) -> its best
+    model, is not to be called. Results are the content of each seed's
+    result.json.
     """
     del results, best_model
     return Report()
@@ -259,25 +236,14 @@ class Task(abc.ABC):
   ) -> Self:
     """Returns a task that answers, made without its data.
 
-    It begins with `task = cls.__new__(cls)` instead of `__init__`.
-
-    Args:
-      config: the run's config.
-      described: the result of `describe`, tuples as lists.
-
-    Raises:
-      NotImplementedError: the class defines `describe` alone.
+    It begins with `task = cls.__new__(cls)` instead of `__init__`, and gets the
+    run's config and the result of `describe`, tuples as lists.
     """
     del config, described
     raise NotImplementedError(f'{cls.__name__} must define restore as well')
 
   def check_inputs(self, inputs: Any) -> Any:
-    """Returns inputs of `predict` as it takes them.
-
-    It is called with concrete values, once a call.
-
-    Args:
-      inputs: the inputs, as a user gave them.
+    """Returns a user's inputs as `predict` takes them; they are concrete.
 
     Raises:
       ValueError: the inputs cannot be used.
@@ -285,14 +251,10 @@ class Task(abc.ABC):
     return array_checks.check(inputs)
 
   def predict(self, model: nnx.Module, inputs: Any) -> jax.Array:
-    """Returns predictions for inputs as they are in `splits`; it is traced.
+    """Returns predictions for inputs [B, ...] as in `splits`; it is traced.
 
-    Args:
-      model: a trained model.
-      inputs: arrays [B, ...].
-
-    Raises:
-      NotImplementedError: the task has no such thing; the message says so.
+    It and the methods that follow raise NotImplementedError where the task has
+    no such thing; the message says so.
     """
     if type(self).logits is Task.logits:
       raise self._lacks(
@@ -304,13 +266,6 @@ class Task(abc.ABC):
     """Returns the logits of classes, [B, ..., classes]; it is traced.
 
     Unless a task says otherwise, it predicts the class with the largest one.
-
-    Args:
-      model: a trained model.
-      inputs: as of `predict`.
-
-    Raises:
-      NotImplementedError: the answers of the task are no classes.
     """
     raise self._lacks(
         'no probabilities: it defines no logits(model, inputs), as tasks whose'
@@ -320,15 +275,7 @@ class Task(abc.ABC):
   def distribution(self, model: nnx.Module, inputs: Any) -> Any:
     """Returns distributions of the numbers that `predict` returns; traced.
 
-    Args:
-      model: a trained model.
-      inputs: as of `predict`.
-
-    Returns:
-      A NamedTuple of arrays in the units of `predict`.
-
-    Raises:
-      NotImplementedError: the answers of the task are no numbers.
+    They are a NamedTuple of arrays in the units of `predict`.
     """
     raise self._lacks(
         'no distributions: it defines no distribution(model, inputs), as tasks'
@@ -345,13 +292,10 @@ class Task(abc.ABC):
   def examples(self, inputs: Any, y: Any) -> Examples:
     """Returns examples as in `splits`, for `Trained.score`.
 
-    Args:
-      inputs: the result of `check_inputs`.
-      y: the true answers, as a user gave them.
+    They are of the result of `check_inputs` and a user's true answers.
 
     Raises:
       ValueError: y does not fit the inputs.
-      NotImplementedError: the task has no such thing; the message says so.
     """
     raise self._lacks('no scores for arrays: it defines no examples(inputs, y)')
 
@@ -365,15 +309,7 @@ class Task(abc.ABC):
   def predict_lines(
       self, model: nnx.Module, lines: Iterable[str]
   ) -> Iterator[str]:
-    """Returns one line for each line given: `train.py --mode=predict`.
-
-    Args:
-      model: a trained model.
-      lines: the lines without their ends.
-
-    Raises:
-      NotImplementedError: the task reads no text; the message says so.
-    """
+    """Returns one line for each line, without its end: `rnnzoo predict`."""
     raise self._lacks(
         'no text to predict from; rnnzoo predict RUN --input=FILE reads arrays'
     )
@@ -389,22 +325,10 @@ class Task(abc.ABC):
       top_k: int | None = None,
       top_p: float | None = None,
   ) -> Iterator[str]:
-    """Returns pieces of text as they are made: `train.py --mode=sample`.
+    """Returns pieces of text as they are made: `rnnzoo sample`.
 
-    A task whose samples lack one of the options leaves this argument out;
-    whoever asks for it is told so.
-
-    Args:
-      model: a trained model.
-      prompt: the beginning of the text.
-      key: the key of all random choices.
-      length: the length after the prompt; None for the task's own.
-      temperature: divisor of logits; None for the task's own.
-      top_k: how many of the most likely tokens may be chosen; None for all.
-      top_p: the probability that those together have; None for all.
-
-    Raises:
-      NotImplementedError: the task makes no text; the message says so.
+    `Trained.sample` explains the arguments. A task whose samples lack one of
+    the options leaves this argument out; whoever asks for it is told so.
     """
     raise self._lacks('nothing to sample')
 
@@ -431,7 +355,6 @@ class Task(abc.ABC):
     score 'bytes_per_token'.
 
     Raises:
-      NotImplementedError: the task predicts no text; the message says so.
       ValueError: the text has nothing to predict.
     """
     raise self._lacks('no perplexity of a text')

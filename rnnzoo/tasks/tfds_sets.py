@@ -9,8 +9,6 @@ read; where there is none, TFDS downloads it if it can.
 from collections.abc import Mapping
 import contextlib
 import io
-import os
-import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,15 +40,6 @@ def is_source(source: str) -> bool:
   return source.startswith(PREFIX) and len(source) > len(PREFIX)
 
 
-def directory(data_dir: str) -> pathlib.Path:
-  """Returns where TFDS keeps its sets."""
-  if data_dir:
-    return fields.expand_directory(data_dir, 'config.data.data_dir')
-  if given := os.environ.get('TFDS_DATA_DIR'):
-    return fields.expand_directory(given, 'TFDS_DATA_DIR')
-  return fields.expand('~/tensorflow_datasets')
-
-
 def read(source: str, data_dir: str) -> Set:
   """Returns the examples of a set that has inputs and targets.
 
@@ -61,7 +50,8 @@ def read(source: str, data_dir: str) -> Set:
 
   name = source.removeprefix(PREFIX)
   # TFDS would make a folder of that name.
-  place = directory(data_dir) if data_dir else None
+  name_of_field = 'config.data.data_dir'
+  place = fields.expand_directory(data_dir, name_of_field) if data_dir else None
   make = lambda: tfds.builder(name, data_dir=place, file_format='array_record')
   try:
     builder = make()
@@ -108,75 +98,6 @@ def read(source: str, data_dir: str) -> Set:
         ' config.data.data_dir says where it is'
     ) from error
   return Set(splits, kinds[0], kinds[1], builder.info.full_name)
-
-
-def read_images(
-    name: str, data_dir: pathlib.Path, shape: tuple[int, ...]
-) -> list[np.ndarray]:
-  """Returns images and labels to train, and images and labels to test.
-
-  The name has the version, as 'mnist:3.0.1', and TFDS has prepared a copy.
-  Images are uint8 [N, *shape], labels int32 [N].
-  """
-  import tensorflow_datasets as tfds  # Slow to import, and seldom needed.
-
-  arrays: list[np.ndarray] = []
-  counts = []
-  short = name.partition(':')[0]
-  try:
-    for split in ('train', 'test'):
-      source = tfds.data_source(
-          name,
-          split=split,
-          data_dir=data_dir,
-          decoders={'image': tfds.decode.SkipDecoding()},
-      )
-      rows = source.__getitems__(range(len(source)))
-      images = np.stack([_pixels(row['image']) for row in rows])
-      labels = np.array([row['label'] for row in rows], np.int32)
-      check_images(images, labels, shape, repr(split))
-      arrays += images, labels
-      expected = source.dataset_info.splits[split].num_examples
-      counts.append((len(labels), expected))
-    for found, expected in counts:
-      if found != expected:
-        raise ValueError(f'{found} of {expected} images are there')
-  except NotImplementedError as error:
-    raise ValueError(
-        f'the copy of {short} in {data_dir} is stored for TensorFlow readers'
-        " only; prepare it with file_format='array_record', or pass another"
-        ' directory as --config.data.data_dir'
-    ) from error
-  except MemoryError:
-    raise
-  except Exception as error:  # TFDS, its readers and PIL raise many kinds.
-    raise ValueError(
-        f'the copy of {short} in {data_dir} is damaged: {error}; delete'
-        f' {data_dir}/{short} to prepare it anew'
-    ) from error
-  return arrays
-
-
-def check_images(
-    images: np.ndarray, labels: np.ndarray, shape: tuple[int, ...], source: str
-) -> None:
-  """Raises ValueError unless images are bytes [N, *shape], labels digits [N].
-
-  The source is the place that they are from.
-  """
-  found = sorted({*labels.ravel().tolist()}) or [-1]
-  if (
-      images.shape != (len(labels), *shape)
-      or images.dtype != np.uint8
-      or labels.ndim != 1
-      or not 0 <= found[0] <= found[-1] <= 9
-  ):
-    raise ValueError(
-        f'{source} must hold images [N, {", ".join(map(str, shape))}] of bytes,'
-        ' one at least, and labels [N] from 0 to 9; got'
-        f' {list(images.shape)} of {images.dtype} and labels to {found[-1]},'
-        f' from {found[0]}, of shape {list(labels.shape)}'
-    )
 
 
 def _pixels(image: Any) -> np.ndarray:

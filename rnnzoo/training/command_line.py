@@ -4,11 +4,10 @@ A user's mistake ends the program with exit code 2 and one sentence on stderr,
 without a trace. `--verbosity=0` logs the trace as well.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import contextlib
 import importlib
 import importlib.util
-import io
 import os
 import pathlib
 import re
@@ -20,7 +19,6 @@ from typing import Any
 
 from absl import flags
 from absl import logging
-import jax
 import ml_collections
 from ml_collections import config_flags
 
@@ -33,7 +31,6 @@ from rnnzoo.training import loop
 from rnnzoo.training import processes
 from rnnzoo.training import profile
 from rnnzoo.training import report as report_lib
-from rnnzoo.training import run_directory
 from rnnzoo.training import trained
 
 
@@ -149,9 +146,6 @@ _NO_CONFIG = {
     'rnnzoo': 'name a config, as in rnnzoo train gru_smnist',
 }
 
-# The modes whose output is for another program.
-_ANSWERS = ('predict', 'sample')
-
 
 def _define_config() -> flags.FlagHolder:
   try:
@@ -175,45 +169,14 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
     'mode',
     'train',
-    ['train', 'evaluate', 'predict', 'sample'],
-    'For a run that is there: evaluate tests its best models once more, predict'
-    ' writes a line for each line of stdin, sample goes on from --prompt.'
-    ' Only evaluate reads the data set.',
+    ['train', 'evaluate'],
+    'evaluate tests the best models of a run that is there once more.',
 )
 _PROFILE = flags.DEFINE_bool(
     'profile',
     False,
     'Trains a few steps only, writes their trace to the run directory, and'
     ' prints where their time goes.',
-)
-_PROMPT = flags.DEFINE_string('prompt', '', 'How a sample begins.')
-_LENGTH = flags.DEFINE_integer(
-    'length', None, 'Tokens of a sample; without it as the config has it.'
-)
-_TEMPERATURE = flags.DEFINE_float(
-    'temperature',
-    None,
-    'Logits of a sample are divided by it, 0 for the most likely token; without'
-    ' it as the config has it.',
-)
-_TOP_K = flags.DEFINE_integer(
-    'top_k', None, 'How many of the most likely tokens a sample chooses from.'
-)
-_TOP_P = flags.DEFINE_float(
-    'top_p', None, 'The probability of the tokens that a sample chooses from.'
-)
-_OPTIONS = (_LENGTH, _TEMPERATURE, _TOP_K, _TOP_P)
-_SEED = flags.DEFINE_integer(
-    'seed',
-    None,
-    'Seeds the random choices of a sample; without it the seed of the model'
-    ' does.',
-)
-_MODEL_SEED = flags.DEFINE_integer(
-    'model_seed',
-    None,
-    'The seed whose model predicts, samples or is tested; without it the first'
-    ' one predicts and samples, and all are tested.',
 )
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
     'coordinator_address',
@@ -250,8 +213,6 @@ def _with_paths(argv: list[str]) -> list[str]:
     name, value = (flag, value) if separator else (before, word)
     if name in ('--config', '-config'):
       value = find_config(value)
-    if name.lstrip('-') in ('config', 'flagfile'):
-      files.check_ends(value)
     words.append(flag + separator + value if separator else value)
     before = word
   return words
@@ -277,10 +238,8 @@ def parse_flags(argv: list[str]) -> list[str]:
   given = [arg for arg in argv if re.match('--?config(=|$)', arg)]
   if len(given) > 1:
     processes.give_up(f'--config is given {len(given)} times; pass it once')
-  with processes.one_sentence():
-    argv = _with_paths(argv)
   try:
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS(_with_paths(argv))
   except Exception as error:  # The config's file may raise any.
     processes.give_up(describe_error(error))
   if flags.FLAGS['verbosity'].using_default_value:
@@ -295,28 +254,10 @@ def parse_flags(argv: list[str]) -> list[str]:
         f'unknown argument {rest[1]!r}; a config is --config=<file>, a field'
         ' --config.<field>=<value>'
     )
-  _check_modes()
+  if _PROFILE.value and _MODE.value != 'train':
+    processes.give_up('--profile is of training steps, with --mode=train')
   _check_config_flag()
   return rest
-
-
-def _check_modes() -> None:
-  """Gives up on flags that would have no effect with this --mode."""
-  first = '; the first seed of a run is --config.seed'
-  if _PROFILE.value and _MODE.value != 'train':
-    processes.give_up(
-        '--profile is of training steps; it would have no effect with'
-        f' --mode={_MODE.value}'
-    )
-  for flag in (_PROMPT, *_OPTIONS, _SEED):
-    if flag.present and _MODE.value != 'sample':
-      text = f'--{flag.name} is for samples, with --mode=sample'
-      processes.give_up(text + (first if flag is _SEED else ''))
-  if _MODEL_SEED.present and _MODE.value == 'train':
-    processes.give_up(
-        '--model_seed is for a run that is there, with --mode=evaluate, predict'
-        f' or sample{first}'
-    )
 
 
 def _check_config_flag() -> None:
@@ -347,7 +288,13 @@ def prepare() -> experiments.Experiment:
   output = sys.stdout if is_training else sys.stderr
   try:
     with contextlib.redirect_stdout(output):
-      _initialize()
+      processes.initialize(
+          _COORDINATOR_ADDRESS.value,
+          _NUM_PROCESSES.value,
+          _PROCESS_ID.value,
+          _DISTRIBUTED.value,
+          _HEARTBEAT_SECONDS.value,
+      )
       return experiments.prepare(
           _CONFIG.value,
           _WORKDIR.value,
@@ -369,18 +316,8 @@ def prepare() -> experiments.Experiment:
     )
 
 
-def load() -> trained.Trained:
-  """Returns the model of --workdir; gives up where that is no such run."""
-  workdir = _check_run()
-  with processes.one_sentence():
-    _initialize()
-    run_directory.check_same(workdir, _CONFIG.value, mode=_MODE.value)
-    with contextlib.redirect_stdout(sys.stderr):
-      return trained.load(workdir, _MODEL_SEED.value)
-
-
-def _check_run() -> pathlib.Path:
-  """Returns --workdir, and gives up where it holds no run."""
+def _check_run() -> None:
+  """Gives up where --workdir holds no run."""
   with processes.one_sentence():
     workdir = fields.expand(_WORKDIR.value)
   if not _WORKDIR.value or not (workdir / 'config.json').is_file():
@@ -388,17 +325,6 @@ def _check_run() -> pathlib.Path:
         f'--mode={_MODE.value} needs the --workdir of a run; got'
         f' {_WORKDIR.value!r}'
     )
-  return workdir
-
-
-def _initialize() -> None:
-  processes.initialize(
-      _COORDINATOR_ADDRESS.value,
-      _NUM_PROCESSES.value,
-      _PROCESS_ID.value,
-      _DISTRIBUTED.value,
-      _HEARTBEAT_SECONDS.value,
-  )
 
 
 def main(
@@ -414,8 +340,6 @@ def main(
     processes.give_up(processes.needs_memory(error))
   except BrokenPipeError:
     processes.stop_printing()
-    if _MODE.value in _ANSWERS:
-      return  # Whoever reads has enough, as `head`.
     processes.give_up(
         'nobody reads the output any more; a run goes on where its --workdir is'
         ' passed again'
@@ -424,9 +348,6 @@ def main(
 
 def _main(on_workdir: Callable[[str], None]) -> None:
   """Does the work of --mode."""
-  if _MODE.value in _ANSWERS:
-    answer(load())
-    return
   experiment = prepare()
   on_workdir(str(experiment.workdir))
   if _PROFILE.value:
@@ -434,7 +355,8 @@ def _main(on_workdir: Callable[[str], None]) -> None:
       processes.say(profile.profile(experiment), end='')
     return
   if _MODE.value == 'evaluate':
-    evaluate(experiment)
+    with processes.one_sentence():
+      processes.say(trained.evaluate(experiment))
     return
   report = train(experiment)
   processes.say(report_lib.main_result(report, experiment.task.metrics))
@@ -446,64 +368,6 @@ def _main(on_workdir: Callable[[str], None]) -> None:
           ' --config.optimizer.clip_norm may help'
       )
     sys.exit(3)
-
-
-def evaluate(experiment: experiments.Experiment) -> None:
-  """Prints the test of the best models; gives up where there are none."""
-  with processes.one_sentence():
-    processes.say(trained.evaluate(experiment, _MODEL_SEED.value))
-
-
-def read_stdin() -> Iterable[str]:
-  """Returns the lines of stdin; `predict_lines` tells which is not UTF-8."""
-  if isinstance(sys.stdin, io.TextIOWrapper):
-    # Without the mark that some editors begin a file with. A carriage return
-    # inside of a line ends none.
-    sys.stdin.reconfigure(
-        encoding='utf-8-sig', errors='surrogateescape', newline='\n'
-    )
-  return sys.stdin or ()
-
-
-def answer(loaded: trained.Trained) -> None:
-  """Predicts or samples, as --mode says; gives up where the task cannot."""
-  if _MODE.value == 'predict':
-    predict(loaded)
-    return
-  options = {flag.name: flag.value for flag in _OPTIONS}
-  sample(loaded, [_PROMPT.value], _SEED.value, **options)
-
-
-def predict(loaded: trained.Trained) -> None:
-  """Prints a line for each line of stdin; gives up where the task cannot."""
-  with processes.one_sentence():
-    for line in loaded.predict_lines(read_stdin()):
-      processes.say(line)
-
-
-def sample(
-    loaded: trained.Trained,
-    prompts: Sequence[str],
-    seed: int | None,
-    **options: Any,
-) -> None:
-  """Prints a sample for each prompt; gives up where the task cannot.
-
-  A single one is printed piece by piece, several have an empty line between.
-  Without a seed, that of the model seeds random choices. `Trained.sample` has
-  the options.
-  """
-  with processes.one_sentence():
-    rule = fields.seed()
-    if seed is not None and not rule.allows(seed):
-      raise ValueError(f'seed must be {rule.text}; got {fields.shorten(seed)}')
-    key = None if seed is None else jax.random.key(seed)
-    if len(prompts) > 1:
-      processes.say('\n\n'.join(loaded.sample_many(prompts, key, **options)))
-      return
-    for piece in loaded.sample(prompts[0], key, **options):
-      processes.say(piece, end='')
-    processes.say('')
 
 
 def train(experiment: experiments.Experiment) -> Mapping[str, Any]:

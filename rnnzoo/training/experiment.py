@@ -132,8 +132,6 @@ def prepare(
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
   changed = {} if defaults is None else _changes(config, defaults)
-  for text in optimization.without_effect(config.optimizer, changed):
-    processes.say(f'WARNING: {text}')
   _check_layers(config)
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
   data = run_data.of_task(task)

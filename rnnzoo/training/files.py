@@ -4,7 +4,7 @@ A file is replaced in one move, so that a kill leaves the old file or the new
 one. Files are checked when they are read, and an error names the file.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import csv
 import hashlib
@@ -121,42 +121,23 @@ def read_json(path: pathlib.Path, kind: type[T]) -> T:
   return content
 
 
-def write_csv(path: pathlib.Path, dataset: str, history: Sequence[Row]) -> None:
-  """Writes one line an epoch, the data set's name in the first column."""
+def write_csv(
+    path: pathlib.Path,
+    dataset: str,
+    history: Sequence[Mapping[str, Any]],
+    earlier: Sequence[str] = (),
+) -> None:
+  """Writes one line an epoch, the data set's name in the first column.
+
+  `earlier` are lines of such a file, which come first.
+  """
   text = io.StringIO()
   writer = csv.DictWriter(text, ['dataset', *history[0]], lineterminator='\n')
   writer.writeheader()
+  text.writelines(f'{line}\n' for line in earlier)
   for row in history:
     writer.writerow({'dataset': dataset, **row})
   write_atomically(path, text.getvalue())
-
-
-def read_csv(
-    path: pathlib.Path, columns: Mapping[str, Callable[[str], Any]]
-) -> list[dict[str, Any]]:
-  """Returns the rows that `write_csv` wrote, without the data set.
-
-  `columns` has the type of each column but the first, in order.
-  """
-  try:
-    with path.open(encoding='utf-8', newline='') as file:
-      head, *lines = csv.reader(file)
-    if head != ['dataset', *columns]:
-      raise ValueError(f'its columns are {head}')
-    return [
-        {
-            name: kind(value)
-            for (name, kind), value in zip(
-                columns.items(), line[1:], strict=True
-            )
-        }
-        for line in lines
-    ]
-  except (ValueError, csv.Error) as error:
-    raise RunFileError(
-        f'{path} is damaged: it is not the table that was written ({error});'
-        ' delete it'
-    ) from error
 
 
 def differences(
@@ -174,13 +155,6 @@ def differences(
   if len(found) > 3:
     found[3:] = [f'and {len(found) - 3} more']
   return '; '.join(found)
-
-
-def check_ends(path: str | os.PathLike[str]) -> None:
-  """Raises ValueError for a device, which may be read without end."""
-  found = pathlib.Path(path)
-  if found.is_char_device() or found.is_block_device():
-    raise ValueError(f'{path} is a device, not a file')
 
 
 def make_directory(path: str, flag: str) -> pathlib.Path:

@@ -36,7 +36,7 @@ def of_means(
   found = {}
   for metric in (metric for metric in metrics if not metric.at_test):
     if not metric.of:
-      found[metric.name] = means[metric.name] * metric.unit
+      found[metric.name] = means[metric.name]
       continue
     try:
       found[metric.name] = float(metric.of(means))
@@ -68,11 +68,6 @@ def of_test(
   They are of all its examples; `Task.measure` gave the measured ones.
   """
   values = of_examples(evaluation, protocol.all_metrics(task))
-  if values.keys() & measured.keys():
-    raise ValueError(
-        f'{type(task).__name__}.measure gives {sorted(measured)}, of which'
-        f' {sorted(values.keys() & measured.keys())} are means'
-    )
   values |= measured
   # After all that belongs to the task.
   if task.metrics[0].name != protocol.LOSS.name:

@@ -7,7 +7,7 @@ the moments), scale by the optimiser's moments, scale by the learning rate.
 optimiser moves once a step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 import re
 from typing import Any
@@ -64,49 +64,6 @@ RULES: fields.Rules = {
     'accumulate_steps': fields.integer(1, 10**6),
     'loss_scale_interval': fields.integer(1),
 }
-
-# Conditions in words, and the fields that act under them alone.
-_ACTS: Mapping[
-    str, tuple[Callable[[ml_collections.ConfigDict], bool], tuple[str, ...]]
-] = {
-    "schedule='step'": (
-        lambda config: config.schedule == 'step',
-        ('step_factor', 'step_epochs'),
-    ),
-    'plateau_factor below 1': (
-        lambda config: config.plateau_factor < 1,
-        ('plateau_patience', 'plateau_min_delta', 'plateau_floor'),
-    ),
-    'adam, adamw or sgd': (
-        lambda config: config.name in _WITH_MOMENTUM,
-        ('b1',),
-    ),
-    'adam, adamw or rmsprop': (
-        lambda config: config.name in ('adam', 'adamw', 'rmsprop'),
-        ('b2',),
-    ),
-    'weight_decay above 0': (
-        lambda config: config.weight_decay > 0,
-        ('weight_decay_exclude',),
-    ),
-}
-
-
-def without_effect(
-    config: ml_collections.ConfigDict, changed: Iterable[str]
-) -> Iterator[str]:
-  """Yields a sentence for each field of some that does nothing.
-
-  `changed` has the names of fields that a user has set, as 'optimizer.b1'.
-  """
-  for name in changed:
-    group, _, field = name.partition('.')
-    for needed, (acts, names) in _ACTS.items():
-      if group == 'optimizer' and field in names and not acts(config):
-        yield (
-            f'config.{name}={config[field]!r} has no effect here; it acts with'
-            f' {needed}'
-        )
 
 
 def make_optimizer(

@@ -115,12 +115,10 @@ def _check(address: Any, num_processes: Any, process_id: Any) -> None:
         '--coordinator_address must be a host and a port, as'
         f' 10.0.0.1:1234; got {address!r}'
     )
-  if num_processes < 1:
-    raise ValueError(f'--num_processes must be at least 1; got {num_processes}')
   if not 0 <= process_id < num_processes:
     raise ValueError(
-        f'--process_id must be from 0 to {num_processes - 1}, below'
-        f' --num_processes; got {process_id}'
+        f'--process_id must be from 0, below --num_processes={num_processes};'
+        f' got {process_id}'
     )
 
 

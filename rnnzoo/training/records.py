@@ -1,15 +1,15 @@
 """The records of a seed while it trains, kept by the first process.
 
 An epoch is on the terminal, in TensorBoard's events, in metrics.csv and in
-seconds.csv, a sample of text in samples.txt. All records are written before the
-epoch's checkpoint: an epoch that a checkpoint counts as done is done for good.
+seconds.csv, a sample of text in sample_<epoch>.txt. All records are written
+before the epoch's checkpoint: an epoch that a checkpoint counts as done is done
+for good.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import os
 import pathlib
-import re
 import sys
 import time
 from typing import Any
@@ -109,19 +109,6 @@ class Progress:
     print(*words, file=sys.stderr, flush=True)
 
 
-# The columns of seconds.csv.
-_number = lambda text: float(text) if text else None
-_COLUMNS: dict[str, Callable[[str], Any]] = {
-    'epoch': int,
-    'seconds': float,
-    'training': float,
-    'validation': float,
-    'compiled': int,
-    'sequences_per_second': _number,
-    'peak_memory_mib': _number,
-}
-
-
 class EpochTimes:
   """The seconds of each epoch of one seed, as a CSV file.
 
@@ -134,7 +121,7 @@ class EpochTimes:
   used so far, empty where the device does not say, as a CPU. Seeds that train
   at once share the times and the memory.
 
-  Rows of an earlier process are kept, but those after the epochs done.
+  Lines of an earlier process are kept, but those after the epochs done.
   """
 
   def __init__(
@@ -147,8 +134,11 @@ class EpochTimes:
     self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
-    rows = files.read_csv(path, _COLUMNS) if path.exists() else []
-    self._rows = [row for row in rows if row['epoch'] <= done]
+    self._rows: list[dict[str, Any]] = []
+    self._earlier: list[str] = []
+    if path.exists():
+      text = path.read_text(encoding='utf-8', errors='replace')
+      self._earlier = text.splitlines()[1 : done + 1]
 
   def start(self, lesson: int = 0) -> bool:
     """An epoch begins; returns whether it is the first one of its lesson."""
@@ -183,7 +173,7 @@ class EpochTimes:
         'peak_memory_mib': None if peak is None else round(peak / 2**20, 1),
     }
     self._rows.append(row)
-    files.write_csv(self._path, self._dataset, self._rows)
+    files.write_csv(self._path, self._dataset, self._rows, self._earlier)
 
   def summary(self) -> str:
     """Returns the mean times in words; '' if every epoch may have compiled."""
@@ -267,50 +257,6 @@ class Events(contextlib.AbstractContextManager):
 # Steps of training, by which dropout's key is folded in, stay below this.
 _STREAM = 2**31
 
-_HEAD = re.compile(r'epoch (\d+), (\d+) characters\n')
-
-
-class Samples:
-  """The file samples.txt of one seed.
-
-  Its first line names the data set. Each sample follows a line with its epoch
-  and how many characters it has.
-
-  Samples of an earlier process are kept, but those after the epochs done.
-  """
-
-  def __init__(self, path: pathlib.Path, dataset: str, done: int):
-    self._path, self._text = path, f'{dataset}\n'
-    found = [*_read(path, self._text)] if path.exists() else []
-    for epoch, text in found:
-      if epoch <= done:
-        self._text += _entry(epoch, text)
-
-  def write(self, epoch: int, text: str) -> None:
-    """Adds the sample of an epoch."""
-    self._text += _entry(epoch, text)
-    files.write_atomically(self._path, self._text)
-
-
-def _entry(epoch: int, text: str) -> str:
-  return f'\nepoch {epoch}, {len(text)} characters\n{text}\n'
-
-
-def _read(path: pathlib.Path, first: str) -> Iterator[tuple[int, str]]:
-  """Yields epochs and samples of a file, or raises RunFileError."""
-  # Without the reader's newlines: a sample may have '\r'.
-  text = path.read_bytes().decode('utf-8', errors='replace')
-  place = len(first) if text.startswith(first) else len(text) + 1
-  while place != len(text):
-    head = _HEAD.match(text, place + 1)
-    if not head:
-      raise files.RunFileError(
-          f'{path} is damaged: it is not what was written there; delete it'
-      )
-    end = head.end() + int(head[2])
-    yield int(head[1]), text[head.end() : end]
-    place = end + 1
-
 
 class Records(contextlib.AbstractContextManager):
   """The records of one seed. Use as a context manager.
@@ -338,7 +284,6 @@ class Records(contextlib.AbstractContextManager):
     self._times = EpochTimes(
         directory / 'seconds.csv', task.dataset, done, steps * task.batch_size
     )
-    self._samples = Samples(directory / 'samples.txt', task.dataset, done)
     self._events = self._stack.enter_context(
         Events(directory, task.dataset, done + 1)
     )
@@ -376,7 +321,8 @@ class Records(contextlib.AbstractContextManager):
       model = nnx.merge(step_lib.abstract(self._task)[0], *here)
       own_key = jax.random.fold_in(jax.random.fold_in(key, _STREAM), epoch)
       text = ''.join(self._task.sample(model, '', own_key))
-      self._samples.write(epoch, text)
+      path = self._directory / f'sample_{epoch}.txt'
+      files.write_atomically(path, f'{self._task.dataset}\n\n{text}\n')
       self._events.write_text(epoch, 'sample', text)
 
     processes.from_first(write)

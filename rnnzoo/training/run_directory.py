@@ -65,9 +65,6 @@ _OF_TEST_DATA = (
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
 
-# The line in a lock; its beginning where the disk was full.
-_HOLDER = re.compile(r'process \d+ on [^\n]*\n?')
-
 # How a run.json begins.
 _BEGINNING = b'{\n  "experiment": '
 
@@ -251,17 +248,7 @@ def restore_best(path: pathlib.Path, seed: int, like: Any = None) -> Any:
     restored = found.restore_best(like)
   if restored is None:
     raise FileNotFoundError(f'there is no checkpoint in {directory}')
-  best, progress = restored
-  result = directory.parent / 'result.json'
-  if result.is_file():
-    epoch = files.read_json(result, dict).get('best_epoch')
-    if epoch != progress['best_epoch']:
-      processes.say(
-          f'WARNING: {result} is of the model of epoch {epoch}, but the latest'
-          f' checkpoint in {directory} holds that of epoch'
-          f' {progress["best_epoch"]}; a later one is missing or damaged.'
-      )
-  return best
+  return restored[0]
 
 
 def last_epoch(directory: pathlib.Path) -> int:
@@ -339,17 +326,11 @@ def check_same(
   if mode == 'evaluate':
     ignored.update(of_tests(here['task']))
   if text := files.differences(there, here, ignored):
-    remedy = (
-        'pass another --workdir, or, to go on with that run, the flags that it'
-        ' was trained with'
-    )
+    remedy = 'pass another --workdir, or the flags that it was trained with'
     if is_fixed and 'num_epochs' in text:
       text += "; by schedule 'cosine' the rate of every step depends on it"
     if mode != 'train':
-      remedy = (
-          'pass the flags that it was trained with, or take its own config, by'
-          f' rnnzoo {mode} {path}'
-      )
+      remedy = f'take its own config, by rnnzoo {mode} {path}'
     raise ValueError(
         f'--workdir={path} holds a run with another config ({text}); {remedy}'
     )
@@ -438,11 +419,6 @@ def _new_directory(prefix: str) -> pathlib.Path:
   """Makes a directory under runs/ that nobody had, whoever asks meanwhile."""
   now = datetime.datetime.now().strftime('%Y%m%d-%H%M%S')
   runs = pathlib.Path('runs')
-  if runs.exists() and not runs.is_dir():
-    raise ValueError(
-        f'a new run has a directory under {runs.absolute()}, which is a file;'
-        ' pass --workdir'
-    )
   name, count = f'{prefix}-{now}', 1
   while True:
     with contextlib.suppress(FileExistsError):
@@ -480,18 +456,6 @@ def _lock(path: pathlib.Path) -> None:
         f'WARNING: {path} cannot be locked ({error}); no other process may use'
         ' it now.',
         flush=True,
-    )
-  file.seek(0)
-  there = file.read(1000)
-  if not (
-      'process '.startswith(there)
-      or _HOLDER.fullmatch(there)
-      or (path / 'run.json').exists()  # A run had its lock here.
-  ):
-    file.close()
-    raise ValueError(
-        f'--workdir={path} holds a file {lock_path.name!r} that no run wrote;'
-        ' it would be overwritten: pass another --workdir, or move the file'
     )
   file.truncate(0)
   since = datetime.datetime.now().isoformat(' ', 'seconds')

@@ -5,7 +5,6 @@ Several processes draw equal conclusions, since they have equal numbers.
 
 from collections.abc import Mapping
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -62,14 +61,6 @@ class SeedState:
     if restored is None:
       return False
     (self.state, self.plateau), self.best, progress = restored
-    is_list = lambda x: isinstance(x, list)
-    kinds = functools.partial(jax.tree.map, type, is_leaf=is_list)
-    if kinds(progress) != kinds(self._progress()):
-      raise files.RunFileError(
-          f'the progress in {checkpoints.directory} is not what was written;'
-          f' delete {checkpoints.directory.parent} to train this seed from its'
-          ' start'
-      )
     self.stopper = self.stopper.replace(**progress.pop('stopper'))
     vars(self).update(progress)
     return True

@@ -74,19 +74,12 @@ class Program:
       on. `scale` multiplies the learning rate. The given state is donated: it
       cannot be used afterwards. `Visits.visit` explains examples and order.
 
-  Args:
-    task: the data, the model and its loss.
-    optimizer: the function from gradients to updates.
-    eval_batch_size: B in evaluation, where no gradients need memory; rounded up
-      to a multiple of the number of devices.
-    placement: the devices.
-    loss_scale: the factor of the loss at the start; None for none.
-    keep_data_on: 'device', or 'host' for splits that are not to be loaded as a
-      whole.
-    dropconnect_rate: the share of entries of the recurrent matrices that a
-      training step drops.
-    rate_factors: `config.optimizer.rate_factors`; parameters of factor 0 are
-      frozen, all others are the optimizer's matter.
+  `eval_batch_size` is rounded up to a multiple of the number of devices;
+  `loss_scale` is the factor of the loss at the start, None for none;
+  `keep_data_on` is 'device', or 'host' for splits that are not to be loaded
+  whole; `dropconnect_rate` is the share of entries of the recurrent matrices
+  that a training step drops. Parameters of factor 0 in `rate_factors` are
+  frozen, all others are the optimizer's matter.
   """
 
   def __init__(

@@ -67,14 +67,7 @@ class Stream:
           f'x must have {count} sequences, as the step before, got {len(x)};'
           ' reset() allows another number'
       )
-    given = x[:, None]
-    try:
-      self._carry, answers = self._step(self._carry, self._reset, given)
-    except ValueError as error:
-      raise ValueError(
-          f'the step {list(x.shape)} was read as one of time,'
-          f' {list(given.shape)}: {error}'
-      ) from error
+    self._carry, answers = self._step(self._carry, self._reset, x[:, None])
     self._reset = None
     return answers
 

@@ -10,7 +10,6 @@ import numbers
 import os
 import pathlib
 from typing import Any
-import warnings
 
 from flax import nnx
 import jax
@@ -37,9 +36,7 @@ from rnnzoo.training import streams
 def best_model(experiment: experiments.Experiment, seed: int) -> nnx.Module:
   """Returns the model of a seed's best epoch so far.
 
-  Args:
-    experiment: the result of `prepare` for the run directory.
-    seed: one of its seeds.
+  The experiment is the result of `prepare` for the run directory.
 
   Raises:
     FileNotFoundError: the seed has no checkpoint.
@@ -114,7 +111,7 @@ class Trained:
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
-        `check_inputs` says which; of traced ones it sees names and shapes.
+        `check_inputs` says which. Traced ones are taken as they are.
 
     Raises:
       ValueError: the task cannot use these inputs.
@@ -130,29 +127,18 @@ class Trained:
     """Returns the probability of each class, float32 [B, ..., classes].
 
     Classes are in the order of `task.class_names`, where the task has names.
-    The largest probability is the class that `predict` returns.
-
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-
-    Raises:
-      NotImplementedError: the answers of the task are no classes.
+    The largest probability is the class that `predict` returns, whose inputs
+    and errors it has.
     """
     return self._answer('predict_proba', inputs)
 
   def predict_distribution(self, inputs: Any) -> Any:
     """Returns the distribution of each number that `predict` returns.
 
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-
-    Returns:
-      A NamedTuple: `mean` as of `predict`, `quantiles` [..., D, 19], and their
-      `levels` from .05 to .95. Without a head that tells distributions
-      (config.data.head), all quantiles are the prediction.
-
-    Raises:
-      NotImplementedError: the answers of the task are no numbers.
+    It is a NamedTuple: `mean` as of `predict`, whose inputs and errors it has,
+    `quantiles` [..., D, 19], and their `levels` from .05 to .95. Without a head
+    that tells distributions (config.data.head), all quantiles are the
+    prediction.
     """
     return self._answer('predict_distribution', inputs)
 
@@ -166,14 +152,11 @@ class Trained:
   def score(self, inputs: Any, y: Any) -> dict[str, float]:
     """Returns all metrics of the task by name, the main one first.
 
-    Args:
-      inputs: as of `predict`, whose errors it raises, too.
-      y: the true answers, as the data set has them: names or numbers of
-        classes, or numbers in their units.
+    Inputs and errors are those of `predict`; y are the true answers, as the
+    data set has them: names or numbers of classes, or numbers in their units.
 
     Raises:
       ValueError: y does not fit the inputs, or has an unknown class.
-      NotImplementedError: the task has no such thing; the message says so.
     """
     examples = dict(self.task.examples(self._checked(inputs), y))
     whole = self._evaluated(examples)
@@ -184,10 +167,7 @@ class Trained:
     return {m.name: values[m.name] for m in protocol.all_metrics(tested)}
 
   def stream(self, answers: str = 'predict') -> streams.Stream:
-    """Returns an object that answers step by step.
-
-    Args:
-      answers: the method whose answers are wanted, such as 'predict_proba'.
+    """Returns an object that answers step by step, by the method of that name.
 
     Raises:
       ValueError: there is no such method.
@@ -242,17 +222,9 @@ class Trained:
           'inputs must be arrays, as in the splits of the task, got'
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
-    is_traced = lambda leaf: isinstance(leaf, jax.core.Tracer)
-    if not any(map(is_traced, leaves)):
-      return self.task.check_inputs(inputs)
-    # Only names and shapes are known. 1 may be a length, 1/2 a share.
-    half = lambda x: 0.5 if jnp.issubdtype(x.dtype, jnp.inexact) else 1
-    full = lambda x: np.full(x.shape, half(x), x.dtype)
-    known = lambda x: full(x) if is_traced(x) else x
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')
-      self.task.check_inputs(jax.tree.map(known, inputs))
-    return inputs
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+      return inputs
+    return self.task.check_inputs(inputs)
 
   def predict_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns a line for each line; their ends do not matter.
@@ -314,13 +286,9 @@ class Trained:
   ) -> list[str]:
     """Returns a text for each prompt, all made together.
 
-    Each is, up to the rounding of a larger batch, that of `sample` with the key
-    `jax.random.fold_in(key, number)`, prompts being numbered from 0.
-
-    Args:
-      prompts: the beginnings of the texts, of any lengths.
-      key: as of `sample`.
-      **options: as of `sample`, whose errors it raises, too.
+    Each is, up to the rounding of a larger batch, that of `sample`, whose
+    options and errors it has, with the key `jax.random.fold_in(key, number)`,
+    prompts being numbered from 0.
 
     Raises:
       ValueError: prompts are no list of strings, or an empty one.
@@ -351,18 +319,14 @@ class Trained:
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     names = {'length', 'temperature', 'top_k', 'top_p'}
     for name, x in [*options.items()]:
-      if name not in names:
-        raise ValueError(
-            f'samples have no {name!r}; options are {", ".join(sorted(names))}'
-        )
       if x is None:
         del options[name]
-      elif name not in known and not takes_all:
+      elif name not in (names if takes_all else known):
         raise NotImplementedError(
             f'samples of the task {type(self.task).__name__} have no {name}'
         )
       # A number of numpy or JAX is as good as one of Python.
-      if hasattr(x, 'item') and not x.ndim:
+      elif hasattr(x, 'item') and not x.ndim:
         options[name] = x.item()
     return key
 

@@ -18,8 +18,8 @@ class ArrayChecksTest(parameterized.TestCase):
   def test_arrays(self):
     for given in (ARRAY, jnp.ones(2, bool), jnp.ones((2, 3), jnp.bfloat16)):
       self.assertIs(array_checks.check(given), given)
-    given = {'x': ARRAY, 'y': jax.random.key(0)[None], 'more': ARRAY}
-    self.assertIs(array_checks.check(given, ('x', 'y')), given)
+    given = {'x': ARRAY, 'y': jax.random.key(0)[None]}
+    self.assertIs(array_checks.check(given), given)
 
   @parameterized.parameters(
       ([[1, 2]], 'got an int; np.asarray makes an array of a list'),
@@ -31,12 +31,12 @@ class ArrayChecksTest(parameterized.TestCase):
       array_checks.check(given)
 
   @parameterized.parameters(
-      (ARRAY, 'an ndarray'), ({}, 'the keys none'), ({'y': ARRAY}, "keys 'y'")
+      (ARRAY, "'x'"), ({}, 'no keys'), ({'y': ARRAY}, 'y')
   )
   def test_names(self, given, got):
     message = f"inputs must be a dict of 'x' and 'y', as in .* got .*{got}"
     with self.assertRaisesRegex(ValueError, message):
-      array_checks.check(given, ('x', 'y'))
+      array_checks.by_name(given, ('x', 'y'), ('x', 'y'))
 
   def test_names_that_nothing_reads(self):
     given = {'lengths': ARRAY}
@@ -69,16 +69,15 @@ class ArrayChecksTest(parameterized.TestCase):
       (np.ones((2, 0, 1)), r'shape \[2, 0, 1\]$'),
       (np.array([[['a']]]), r'got <U1 of shape \[1, 1, 1\]$'),
       (np.ones((1, 1, 1), bool), r'got bool of shape \[1, 1, 1\]$'),
-      (np.array([[[None]]]), 'got object of shape .*; pad them$'),
-      ([[[1]], [[1], [2]]], 'got rows of several lengths; pad them$'),
-      (MASKED, 'without a mask of numpy, which would be ignored; fill it$'),
+      (np.array([[[None]]]), 'got object of shape '),
+      ([[[1]], [[1], [2]]], 'got rows of several lengths; .*arrays.pad '),
+      (MASKED, 'without a mask of numpy, which would be ignored$'),
   )
   def test_what_is_no_number(self, given, message):
-    words = {'why': ' as in t', 'hint': '; pad them', 'mask': '; fill it'}
     with self.assertRaisesRegex(
         ValueError, f'^x must be real numbers .*{message}'
     ):
-      array_checks.numbers(given, 'x', ('B', 'T', 1), **words)
+      array_checks.numbers(given, 'x', ('B', 'T', 1), why=' as in t')
 
   def test_integers(self):
     take = lambda given: array_checks.integers(
@@ -101,11 +100,10 @@ class ArrayChecksTest(parameterized.TestCase):
     valid = np.arange(3) < np.array([[3], [1]])
     array_checks.finite(x, valid, 'x')
     whole = np.ones((2, 3), bool)
-    hints = {'advice': 'zero it', 'remedy': ''}
+    hints = {'advice': 'zero it'}
     for options, message in (
         (hints, r'1, step 1, column 0 is nan \(2 such values\); zero it$'),
         ({**hints, 'allow_nan': True}, r'step 2, .* is inf \(1 such values\)$'),
-        ({**hints, 'remedy': 'cut it'}, r'is nan \(2 such values\); cut it$'),
     ):
       with self.assertRaisesRegex(
           ValueError, f'^x must be finite in float32; sequence .*{message}'
@@ -143,8 +141,7 @@ class ArrayChecksTest(parameterized.TestCase):
     found = array_checks.tokens_with_length(TOKENS, 5)
     np.testing.assert_array_equal(found['length'], [2, 2])
     for wrong, message in (
-        (TOKENS.tolist(), "a dict of 'tokens' and 'length', .*; got a"),
-        ({'tokens': TOKENS}, "got the keys 'tokens'"),
+        ({'tokens': TOKENS}, "a dict of 'tokens' and 'length', .* 'tokens'"),
         ({**given, 'label': TOKENS}, "no keys but .*; got 'label'"),
         ({**given, 'length': [1, 3]}, 'from 1 to 2, the steps of tokens'),
     ):

@@ -29,28 +29,23 @@ class ImageInputsTest(parameterized.TestCase):
       np.testing.assert_array_equal(found, given)
 
   @parameterized.parameters(
-      (PIXELS / 255, r'float64 from 0 to .*np.round\(255 \* inputs\)'),
-      (np.float32(PIXELS), r'float32 from 0 to 59; inputs.astype\(np.uint8\)'),
-      (PIXELS - 30.5, 'float64 from -30.5 to 28.5; undo'),
-      (jnp.ones((3, 4, 5), jnp.bfloat16), 'bfloat16 from 1 to 1; np.round'),
-      (np.full((3, 4, 5), -np.inf), 'float64 with -inf'),
-      (PIXELS > 9, r'bool; np.uint8\(255\) \* inputs'),
+      (PIXELS / 255, r'float64; np.round\(255 \* inputs\)'),
+      (jnp.ones((3, 4, 5), jnp.bfloat16), 'bfloat16; np.round'),
+      (PIXELS > 9, 'got bool'),
       (PIXELS.astype(complex), 'got complex128'),
-      (np.int16(PIXELS) - 5, 'image 0 has a pixel of -5'),
-      (np.int16(PIXELS) + 236, 'image 1 has a pixel of 256'),
-      (PIXELS[0], r'shape \[4, 5\]; inputs\[None\] makes a batch'),
-      (PIXELS[0].reshape(20, 1), r'\[20, 1\]; inputs\[None\] makes a batch'),
-      (PIXELS[..., None], r'\[3, 4, 5, 1\]; inputs\[..., 0\]'),
-      (PIXELS.reshape(3, 20), r'\[3, 20\]; inputs.reshape\(-1, 4, 5\)'),
+      (np.int16(PIXELS) - 5, 'got -5 to 54'),
+      (np.int16(PIXELS) + 236, 'got 236 to 295'),
+      (PIXELS[0], r'shape \[4, 5\]'),
+      (PIXELS[..., None], r'\[3, 4, 5, 1\]'),
       (PIXELS[:0], r'shape \[0, 4, 5\]$'),
-      ({'inputs': PIXELS}, 'in one array; got dict'),
+      ({'inputs': PIXELS}, 'got a dict'),
   )
   def test_what_is_refused(self, given, message):
     with self.assertRaisesRegex(ValueError, message):
       check(given)
 
   def test_the_message_says_what_would_work(self):
-    message = r'from 0 to 16, \[B, 4, 5\] or \[B, 20, 1\]; image 0 has'
+    message = r'from 0 to 16, \[B, 4, 5\] or \[B, 20, 1\]; got 0 to 59'
     with self.assertRaisesRegex(ValueError, message):
       check(PIXELS, 16)
     with self.assertRaisesRegex(ValueError, 'got key'):

@@ -94,7 +94,7 @@ class ConversionTest(absltest.TestCase):
     self.link('S009C001P001R001A001.skeleton', 'nowhere')
     no_name = 'is not named like'
     reasons = {
-        cut.name: 'ends after line 2',
+        cut.name: 'it ends early',
         'S009C001P001R001A001.skeleton': 'No such file',
         's001c001p001r001a001.SKELETON': no_name,
         'S٠٠١C001P001R001A009.skeleton': 'of the digits 0 to 9',
@@ -110,7 +110,7 @@ class ConversionTest(absltest.TestCase):
         0,
         '8 recordings with .* frames are in .*; 14 files were read',
         '1 files are converted in part, see left_out.txt',
-        '6 files or links are skipped, see skipped.txt',
+        '6 files are skipped, see skipped.txt',
     )
     self.assert_same(paths[1:])
     result = self.convert()
@@ -186,31 +186,12 @@ class ConversionTest(absltest.TestCase):
     ]
     self.link('linked', elsewhere / 'first')
     (elsewhere / 'first' / 'circle').symlink_to('..', True)
-    reasons = {
-        paths[0].name: 'is the same file as',
-        'a_up': f'is the same folder as {self.source}',
-        'again': f'is the same folder as {self.source}/z_here',
-        'gone': 'is a link to nothing',
-        'own': 'is a link to nothing',
-        # All else that the circle leads to is found there.
-        'first': 'is the same folder as',
-    }
-    for name, to in (
-        ('a_up', '.'),
-        ('again', 'z_here'),
-        ('own', 'own'),
-        ('gone', 'nowhere'),
-        ('text', __file__),
-        (f'{paths[0].stem}.SKELETON', paths[0]),
-    ):
+    for name, to in (('a_up', '.'), ('again', 'z_here'), ('own', 'own')):
       self.link(name, to)
+    self.link(f'{paths[0].stem}.SKELETON', paths[0])
     result = self.convert()
     self.assert_same(paths)
-    found = {pathlib.Path(name).name: text for name, text in result.skipped}
-    self.assertLen(found, len(result.skipped))
-    for name, reason in reasons.items():
-      self.assertStartsWith(found.pop(name), reason)
-    self.assertEmpty(found)
+    self.assertEmpty(result.skipped)
     self.assertEqual(self.convert(), result._replace(num_read=0))
 
   def test_unreadable_folders(self):

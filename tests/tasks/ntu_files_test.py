@@ -97,21 +97,28 @@ class ReadTest(parameterized.TestCase):
       (1, '0', 'the number of frames must be from 1'),
       (1, '9' * 5000, 'the number of frames must be from 1'),
       (2, '7', "the number of bodies must be from 0 to 6; got '7'"),
-      (3, '1 2 3', 'a body must have 10 fields; got 3'),
+      (3, '1 2 3', 'the number of joints must be from 25 to 25'),
       (4, '20', "the number of joints must be from 25 to 25; got '20'"),
-      (10, '1 2 3', 'a joint must have 12 fields; got 3'),
-      (10, JOINT.replace('-0.2', 'nan'), 'x, y, z .* got 0.1 nan 3.5'),
-      (10, JOINT.replace('3.5', '1e30'), 'x, y, z .* got 0.1 -0.2 1e30'),
-      (10, JOINT.replace('-0.2', '-0_2'), 'x, y, z .* got 0.1 -0_2 3.5'),
+      (10, '1 2 3', 'it ends early'),
+      (
+          10,
+          JOINT.replace('-0.2', 'nan'),
+          'a body .* 1000 metres',
+      ),
+      (
+          10,
+          JOINT.replace('3.5', '1e30'),
+          'a body .* 1000 metres',
+      ),
+      (10, JOINT.replace('3.5', 'x'), "could not convert .* 'x'"),
   )
   def test_rejects_a_line(self, number, text, message):
     lines = [*LINES[: number - 1], text, *LINES[number:]]
-    self.refuses(lines, f'line {number}: {message}')
+    self.refuses(lines, f'no whole .skeleton file: {message}')
 
   def test_rejects(self):
-    self.refuses([], 'ends after line 0, where the number of frames must')
-    self.refuses(LINES[:20], 'ends after line 20, where a joint must')
-    self.refuses([*LINES, JOINT], 'line 30: ends the last of 2 frames; more')
+    self.refuses([], 'it ends early')
+    self.refuses([*LINES, JOINT], 'more follows the last of 2 frames')
     absent = ['1', *BODY[:2], *['0 -0 0.0' + 9 * ' 1'] * 25]
     self.refuses(['2', *absent * 2], 'none of 2 frames has a body')
     self.refuses(['2', '\xff'], 'is no text in ASCII; unpack')

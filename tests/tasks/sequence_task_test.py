@@ -85,7 +85,7 @@ class SplitTest(absltest.TestCase):
       with self.assertRaisesRegex(
           ValueError,
           f'3 training sequences cannot be split: {empty} would be empty by'
-          f' config.data.test_fraction=.*; give {enough} sequences at least',
+          ' config.data.test_fraction=.*; give more sequences, or',
       ):
         split(3)
       split(enough)
@@ -185,27 +185,6 @@ class Float32Test(parameterized.TestCase):
     with self.assertRaisesRegex(NotImplementedError, 'no probabilities'):
       loaded.predict_proba(x)
 
-  @parameterized.parameters(
-      (np.arange(240) - 1e9 + 2e9 * (np.arange(240) // 6 % 2),),
-      (np.linspace(0, 1e12, 40).repeat(6) + np.arange(240) % 6,),
-      (np.arange(240) + 2e9 * (np.arange(240) % 2),),
-      (np.arange(240) + 2e9 * (np.arange(240) % 2), False),
-      (np.where(np.arange(240) % 7, NOISE, -1e9).astype('f'),),
-      (np.where(np.arange(240) % 7, np.arange(240) % 99, -(2**31)),),
-      (np.arange(40) + 2e9 * (np.arange(40) % 2),),
-  )
-  def test_what_far_values_erase_is_told(self, values, standardize=True):
-    data = {'standardize': standardize}
-    if len(values) == 40:
-      x, data['kind'] = NOISE.reshape(40, 6), 'regression'
-      printed = self.task(x, values, **data)[2]
-      self.assertRegex(printed, 'column 0 of y: [0-9]+ of [0-9]+ steps that')
-      return
-    x = np.stack([NOISE, values], axis=-1).reshape(40, 6, 2)
-    printed = self.task(x.astype(values.dtype), **data)[2]
-    self.assertRegex(printed, 'column 1: [0-9]{2,3} of 2[0-9]{2} steps that')
-    self.assertNotIn('column 0', printed)
-
   @parameterized.parameters(1e38, 3e38, 1e-30)
   def test_columns_of_any_size_are_standardized(self, size):
     x = size * np.clip(NOISE, -1, 1).reshape(40, 6, 1)
@@ -214,7 +193,7 @@ class Float32Test(parameterized.TestCase):
     self.assertAlmostEqual(np.std(z), 1, places=5)
     self.assertAlmostEqual(np.mean(z), 0, places=5)
 
-  @parameterized.parameters((17 * 10**17 + 1, 1), (0.0, 8e36), (0.0, 1e-25))
+  @parameterized.parameters((17 * 10**17 + 1, 1), (0.0, 8e16), (0.0, 1e-15))
   def test_answers_of_any_size_are_measured(self, far, size):
     y = far + np.arange(40) * size
     x = NOISE.reshape(40, 6)
@@ -229,15 +208,10 @@ class Float32Test(parameterized.TestCase):
     self.assertAlmostEqual(values['mse'] / deviation**2, 1, places=5)
     self.assertBetween(values['mae'] / deviation, 0.8, 1)
 
-  def test_inputs_that_become_equal_or_look_padded(self):
-    x = np.linspace(0, 1e12, 40)[:, None, None] + np.arange(6.0)[:, None]
-    _, loaded, _ = self.task(x)
-    with self.assertWarnsRegex(UserWarning, 'column 0: 200 of 239 steps that'):
-      loaded.predict(x)
-    x[np.arange(6) >= 1 + np.arange(40)[:, None] % 6] = np.nan
-    with self.assertRaisesRegex(ValueError, 'is nan .*; .*lengths=') as caught:
-      loaded.predict(x)
-    self.assertNotIn('missing', str(caught.exception))
+  def test_columns_near_zero_are_not_moved(self):
+    for x in (NOISE, np.full(240, 1e6), 10 + NOISE):
+      task = self.task(np.stack([NOISE, x], -1).reshape(40, 6, 2))[0]
+      np.testing.assert_array_equal(task.shift, [0, 0])
 
 
 class ChecksTest(absltest.TestCase):
@@ -507,9 +481,9 @@ class InputsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'x': X, 'seq_lengths': [1, 1]}, "_lengths'; did .* 'lengths'"),
-      ({'lengths': [1, 1]}, "must have the key 'x'"),
+      ({'lengths': [1, 1]}, "must be a dict of 'x'"),
       (X[..., :1], r'T, 2\] as in training, .*\[2, 3, 1\]'),
-      ([X[0], X[0, :1]], 'x, lengths = .*pad'),
+      ([X[0], X[0, :1]], 'several lengths; .*pad'),
       ({'x': X, 'lengths': [4, 1]}, '1 to 3, .* sequence 0 has 4'),
       (X * 1e300, r'is inf \(12 such values\)$'),
   )
@@ -521,7 +495,6 @@ class InputsTest(parameterized.TestCase):
     for wrong, message in (
         (self.X * np.nan, r'column 0 is nan \(12 such values\)'),
         ({'x': self.X * np.nan, 'lengths': [1, 3]}, r'nan \(8 such values\)'),
-        (np.ma.array(self.X), 'which would be ignored'),
     ):
       with self.assertRaisesRegex(ValueError, f"{message}; .*missing='zero'"):
         self.check(wrong)

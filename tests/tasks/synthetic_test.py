@@ -382,14 +382,6 @@ class StateTrackingTest(parameterized.TestCase):
     path = pathlib.Path(self.create_tempdir().full_path) / 'figure.png'
     report.files['accuracy_over_length.png'](path, 'title')
     self.assertGreater(path.stat().st_size, 1000)
-    report.files['accuracy_over_length.csv'](path, 'title')
-    self.assertSequenceEqual(
-        path.read_text().splitlines()[::2],
-        [
-            'dataset,length,mean,std',
-            f'"{task.dataset}",8,{np.mean([0.9, 0.8])},{np.std([0.9, 0.8])}',
-        ],
-    )
 
 
 class TrainingTest(parameterized.TestCase):

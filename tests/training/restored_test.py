@@ -12,7 +12,6 @@ from unittest import mock
 
 from absl import flags
 from absl.testing import absltest
-from absl.testing import flagsaver
 from absl.testing import parameterized
 from flax import nnx
 import jax
@@ -22,7 +21,6 @@ import pytest
 from rnnzoo import tasks
 from rnnzoo import training
 from rnnzoo.command import program
-from rnnzoo.training import command_line
 from rnnzoo.training import trained
 from tests.testing import made_up_task
 from tests.testing import sequence_files
@@ -270,7 +268,6 @@ class RunTest(absltest.TestCase):
         loaded.sample()
       given = self.command('predict', str(self.run_path), stdin='a\n')
       self.assertEqual(given, (0, 'a: 2.5\n', ''))
-      self.check_flags(config)
       # A function has no `restore`: its data are read.
       tasks.register('of_paper', lambda config: OfPaper(config))
       with self.assertRaisesRegex(FileNotFoundError, 'scale.txt'):
@@ -284,22 +281,6 @@ class RunTest(absltest.TestCase):
         with mock.patch.object(OfPaper, 'restore', restore):
           with self.assertRaisesRegex(error, message):
             training.load(self.run_path)
-
-  def check_flags(self, config):
-    """Tests --mode=predict of train.py, whose config has to be the run's."""
-    holder = mock.Mock(value=config)
-    with mock.patch.object(command_line, '_CONFIG', holder):
-      with flagsaver.flagsaver(mode='predict', workdir=str(self.run_path)):
-        with mock.patch.object(sys, 'stdin', io.StringIO('a\n')):
-          with contextlib.redirect_stdout(io.StringIO()) as out:
-            command_line.main(['train.py'])
-        self.assertEqual(out.getvalue(), 'a: 2.5\n')
-        holder.value = config.copy_and_resolve_references()
-        holder.value.num_epochs = 7
-        with contextlib.redirect_stderr(io.StringIO()) as errors:
-          with self.assertRaises(SystemExit):
-            command_line.main(['train.py'])
-        self.assertIn('num_epochs: 1 there, 7 here', errors.getvalue())
 
   def test_what_json_does_not_hold(self):
     config = made_up_task.base_config()

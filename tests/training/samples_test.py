@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 from rnnzoo import training
-from rnnzoo.training import files
-from rnnzoo.training import records
 from tests.testing import made_up_task
 from tests.training import made_up_runs
 
@@ -17,7 +15,7 @@ class TalkingTask(made_up_task.SignTask):
 
   def sample(self, model, prompt, key):
     yield prompt
-    yield '\r\nepoch 1, 3 characters\n'
+    yield '\r\nmade up\n'
     yield f'{float(model.head.kernel[...][0, 0]):.6f} ä'
     yield f' {int(jax.random.randint(key, (), 0, 10**9))}\n\n'
 
@@ -29,32 +27,32 @@ class SamplesTest(made_up_runs.RunsTestCase):
   def test_of_every_epoch_and_after_a_kill(self):
     experiment = self.prepare('talk', 'whole', num_epochs=2, sample_every=1)
     training.train_and_evaluate(experiment)
-    path = self.workdir / 'whole/seed_0/samples.txt'
-    whole = path.read_bytes().decode()
-    self.assertStartsWith(whole, 'made up\n\nepoch 1, ')
-    found = dict(records._read(path, 'made up\n'))
-    self.assertSequenceEqual([*found], [1, 2])
+    directory = self.workdir / 'whole/seed_0'
+    found = {}
+    for epoch in (1, 2):
+      text = (directory / f'sample_{epoch}.txt').read_bytes().decode()
+      self.assertStartsWith(text, 'made up\n\n\r\n')
+      found[epoch] = text.removeprefix('made up\n\n')
     self.assertNotEqual(found[1], found[2])
-    self.assertStartsWith(found[2], '\r\nepoch 1, 3 characters\n')
     kernel = training.best_model(experiment, 0).head.kernel[...]
     history = self.result('whole')['history']
     best = np.argmin([row['validation_loss'] for row in history])
     if best == 1:
       self.assertIn(f'{float(kernel[0, 0]):.6f}', found[2])
-    events = next(path.parent.glob('events.*')).read_bytes()
+    events = next(directory.glob('events.*')).read_bytes()
     self.assertIn(found[2].strip().encode(), events)
 
     # The sample of the second epoch is written, its checkpoint is not.
     killed = self.again(experiment, 'killed')
     self.train_killed(killed, at=2, before=True)
-    samples = self.workdir / 'killed/seed_0/samples.txt'
-    self.assertIn('epoch 2, ', samples.read_text())
+    self.assertTrue((self.workdir / 'killed/seed_0/sample_2.txt').exists())
     training.train_and_evaluate(killed)
     self.check_same('whole', 'killed')
-    self.check_same('whole', 'killed', 'seed_0/samples.txt')
+    for epoch in (1, 2):
+      self.check_same('whole', 'killed', f'seed_0/sample_{epoch}.txt')
     # They are no part of the training.
     training.train_and_evaluate(self.again(experiment, 'none', sample_every=0))
-    self.assertFalse((self.workdir / 'none/seed_0/samples.txt').exists())
+    self.assertFalse((self.workdir / 'none/seed_0/sample_1.txt').exists())
     self.check_same('none', 'killed', 'seed_0/metrics.csv')
 
   def test_a_task_without_text(self):
@@ -62,20 +60,6 @@ class SamplesTest(made_up_runs.RunsTestCase):
         ValueError, "sample_every must be 0 for the task 'sign'.*got 1"
     ):
       self.prepare('sign', sample_every=1)
-
-  def test_damaged(self):
-    path = self.workdir / 'samples.txt'
-    written = records.Samples(path, 'text', 0)
-    written.write(1, 'abc')
-    written.write(2, '')
-    self.assertEqual([*records._read(path, 'text\n')], [(1, 'abc'), (2, '')])
-    records.Samples(path, 'text', 1).write(2, 'de')  # That of epoch 2 is void.
-    self.assertEqual([*records._read(path, 'text\n')], [(1, 'abc'), (2, 'de')])
-    content = path.read_bytes()
-    for damaged in (content[:-9], content + b'x', b'other' + content, b'\xff'):
-      path.write_bytes(damaged)
-      with self.assertRaisesRegex(files.RunFileError, 'samples.txt is damaged'):
-        records.Samples(path, 'text', 2)
 
 
 if __name__ == '__main__':

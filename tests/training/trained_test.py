@@ -13,16 +13,16 @@ from unittest import mock
 from absl import flags
 from absl.testing import absltest
 from absl.testing import flagsaver
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rnnzoo import tasks
 from rnnzoo import training
+from rnnzoo.command import program
 from rnnzoo.training import command_line
 from rnnzoo.training import processes
-from rnnzoo.training import run_directory
+from rnnzoo.training import trained as training_trained
 from tests.testing import made_up_task
 
 
@@ -95,8 +95,6 @@ class TrainedTest(absltest.TestCase):
     # array_checks_test.py has other wrong inputs.
     with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
       loaded.predict([[1.0]])
-    with self.assertRaisesRegex(ValueError, 'inputs must be arrays'):
-      jax.jit(loaded.predict)(jnp.float32(1))  # Shapes are known in a trace.
     ask = lambda lines: list(loaded.predict_lines(lines))
     key = lambda key: loaded.sample('So', key=key)
     for use, given, message in (
@@ -148,108 +146,101 @@ class TrainedTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'task must be one of mute; got'):
       training.load(self.workdir)
 
-  def use(self, function, given, mode, stdin='', **more):
+  def use(self, function, given=None, stdin='', **more):
     """Returns the output of a function with these flags."""
     output = io.StringIO()
     if isinstance(stdin, bytes):
       stdin = io.TextIOWrapper(io.BytesIO(stdin), 'utf-8')
     with (
-        flagsaver.flagsaver(mode=mode, **more),
+        flagsaver.flagsaver(**more),
         mock.patch.object(sys, 'stdin', stdin),
         contextlib.redirect_stdout(output),
     ):
       function(given)
     return output.getvalue()
 
-  def refused(self, function, given, mode, **more):
+  def refused(self, function, given=None, **more):
     """Returns the sentence by which a function gives up."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
-      self.use(function, given, mode, **more)
+      self.use(function, given, **more)
     return errors.getvalue()
 
-  def test_modes(self):
-    output = self.use(command_line.evaluate, self.experiment, 'evaluate')
+  def command(self, *words):
+    """Returns a function of nothing that runs a command on the run."""
+    command, *flags_of_it = words
+    given = [command, str(self.workdir), *flags_of_it]
+    return lambda _: program.main(given)
+
+  def test_commands(self):
+    evaluate = lambda experiment: print(training_trained.evaluate(experiment))
+    output = self.use(evaluate, self.experiment)
     accuracy = self.report['test']['accuracy']['mean']
     self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
     self.assertRegex(output, 'seed 4: test accuracy .*, loss')
     loaded = training.load(self.workdir)
-    answer = functools.partial(self.use, command_line.answer, loaded)
-    lines = answer('predict', b'-3\n3\n').split()
+    lines = self.use(self.command('predict'), stdin=b'-3\n3\n').split()
     x = np.array([-3, 3], np.float32)[:, None, None] * np.ones((1, 1, 2))
     self.assertEqual(
         lines,
         [TextTask.class_names[k] for k in loaded.predict(np.float32(x))],
     )
-    self.assertEqual(answer('sample', prompt='So'), 'So!?\n')
+    sample = self.command('sample', '--prompt=So')
+    self.assertEqual(self.use(sample), 'So!?\n')
     for name, message in (
         ('length', 'have no length'),
         ('temperature', 'have no temperature'),
         ('seed', 'seed must be an integer from 0 to 4294967295; got -1'),
     ):
-      told = self.refused(command_line.answer, loaded, 'sample', **{name: -1})
+      told = self.refused(self.command('sample', f'--{name}=-1'))
       self.assertEndsWith(told, f'{message}\n')
     # As a shell's `<&-` leaves it.
-    self.assertEqual(answer('predict', stdin=None), '')
+    self.assertEqual(self.use(self.command('predict'), stdin=None), '')
 
   def test_model_of_another_seed(self):
-    output = self.use(
-        command_line.evaluate, self.experiment, 'evaluate', model_seed=4
+    evaluate = lambda seed: print(
+        training_trained.evaluate(self.experiment, seed)
     )
+    output = self.use(evaluate, 4)
     self.assertNotIn('seed 3', output)
     accuracy = self.report['seeds'][1]['test']['accuracy']
     self.assertEndsWith(output, f'test accuracy: {accuracy:.4f}\n')
-    load = lambda unused: print(command_line.load().seed)
-    self.enter_context(mock.patch.object(command_line, '_CONFIG'))
-    self.enter_context(mock.patch.object(run_directory, 'check_same'))
-    for seed in (3, 4):
-      given = {'workdir': str(self.workdir), 'model_seed': seed}
-      self.assertEqual(self.use(load, None, 'predict', **given), f'{seed}\n')
-    for function, mode in (
-        (load, 'sample'),
-        (command_line.evaluate, 'evaluate'),
-    ):
-      given['model_seed'] = 5
-      told = self.refused(function, self.experiment, mode, **given)
-      message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
-      self.assertRegex(told, message)
+    parsed = mock.Mock(run=str(self.workdir))
+    for parsed.model_seed, seed in ((None, 3), (4, 4)):
+      self.assertEqual(program._load(parsed).seed, seed)
+    told = self.refused(self.command('sample', '--model_seed=5'))
+    message = 'no checkpoint of seed 5 in .*; there are those of seeds 3, 4'
+    self.assertRegex(told, message)
+    with self.assertRaisesRegex(FileNotFoundError, message):
+      evaluate(5)
 
   @pytest.mark.slow
   def test_lines_of_any_bytes(self):
-    loaded = training.load(self.workdir)
+    predict = self.command('predict')
     # An editor's mark is no part of the first number. A carriage return ends a
     # line where a newline follows, and nowhere else.
     for stdin in (b'\xef\xbb\xbf-3\r\n3', b'-3\n3\n', b'\r-3\r\r\n\x0c3'):
-      lines = self.use(command_line.answer, loaded, 'predict', stdin)
-      self.assertLen(lines.split(), 2)
-    stdin = b'-3\n3\n\xff\n'
-    told = self.refused(command_line.answer, loaded, 'predict', stdin=stdin)
+      self.assertLen(self.use(predict, stdin=stdin).split(), 2)
+    told = self.refused(predict, stdin=b'-3\n3\n\xff\n')
     self.assertIn('line 3 is not UTF-8', told)
 
   def test_nobody_reads(self):
-    for mode, code in (('sample', None), ('evaluate', 2)):
-      output = (pathlib.Path(self.create_tempdir().full_path) / 'x').open('w')
-      errors = io.StringIO()
-      with (
-          output,
-          contextlib.redirect_stdout(output),
-          contextlib.redirect_stderr(errors),
-          flagsaver.flagsaver(mode=mode, workdir=str(self.workdir)),
-          mock.patch.object(
-              command_line, '_main', side_effect=BrokenPipeError(32, 'pipe')
-          ),
-      ):
-        try:
-          command_line.main([])
-          found = None
-        except SystemExit as error:
-          found = error.code
-        print('goes nowhere', flush=True)
-      self.assertEqual(found, code)
-      self.assertEqual(pathlib.Path(output.name).read_text(), '')
-      self.assertEqual(
-          'nobody reads the output' in errors.getvalue(), bool(code)
-      )
+    output = (pathlib.Path(self.create_tempdir().full_path) / 'x').open('w')
+    errors = io.StringIO()
+    with (
+        output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.object(
+            command_line, '_main', side_effect=BrokenPipeError(32, 'pipe')
+        ),
+    ):
+      with self.assertRaises(SystemExit) as end:
+        command_line.main([])
+      print('goes nowhere', flush=True)
+    self.assertEqual(end.exception.code, 2)
+    self.assertEqual(pathlib.Path(output.name).read_text(), '')
+    self.assertIn('nobody reads the output', errors.getvalue())
     with self.assertRaises(BrokenPipeError):
       processes.give_up(BrokenPipeError(32, 'pipe'))
 
@@ -257,13 +248,14 @@ class TrainedTest(absltest.TestCase):
   def test_a_mode_needs_a_run_and_a_task_with_text(self):
     prepare = lambda unused: command_line.prepare()
     for workdir in ('', '/no/where'):
-      told = self.refused(prepare, None, 'evaluate', workdir=workdir)
+      told = self.refused(prepare, mode='evaluate', workdir=workdir)
       self.assertRegex(told, '--mode=evaluate needs the --workdir')
     task = made_up_task.SignTask()
     mute = dataclasses.replace(training.load(self.workdir), task=task)
-    for mode in ('predict', 'sample'):
-      told = self.refused(command_line.answer, mute, mode)
-      self.assertRegex(told, '^train.py: the task SignTask ')
+    with mock.patch.object(program, '_load', lambda _: mute):
+      for name in ('predict', 'sample'):
+        told = self.refused(self.command(name))
+        self.assertRegex(told, '^rnnzoo: the task SignTask ')
     with self.assertRaisesRegex(NotImplementedError, 'no predictions'):
       mute.predict(task.splits['test']['inputs'])
 

@@ -115,15 +115,6 @@ class OptimizationTest(parameterized.TestCase):
     rates = list(map(schedule, expected))
     np.testing.assert_allclose(rates, [*expected.values()], 1e-6, atol=1e-7)
 
-  def test_fields_without_effect(self):
-    self.config.update(name='rmsprop', schedule='step', weight_decay=0.0)
-    names = 'b1', 'b2', 'step_factor', 'weight_decay_exclude', 'clip_norm'
-    names = ['num_epochs', *(f'optimizer.{name}' for name in names)]
-    found = list(optimization.without_effect(self.config, names))
-    self.assertLen(found, 2)
-    self.assertRegex(found[0], r'optimizer.b1=.* no effect here; .* or sgd$')
-    self.assertRegex(found[1], 'weight_decay_exclude=.* weight_decay above 0$')
-
   @pytest.mark.slow
   def test_accumulated_steps_are_one_update(self):
     self.config.update(schedule='cosine', weight_decay=0.0, clip_norm=1.0)
@@ -599,7 +590,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     open_as(self.config, 'train')
     there = self.config.eval_batch_size
     self.config.eval_batch_size = there + 1
-    message = f'{there} there, {there + 1} here.; pass another --workdir, or,'
+    message = f'{there} there, {there + 1} here.; pass another --workdir, or'
     with self.assertRaisesRegex(ValueError, f'eval_batch_size: {message}'):
       open_as(self.config, 'train')
     self.assertEqual(open_as(self.config, 'evaluate'), '')
@@ -617,10 +608,9 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     with self.config.unlocked():
       del self.config.data.num_test
     self.config.seed += 1
-    for mode in ('evaluate', 'predict', 'sample'):
-      message = rf'seed: .*\); pass .* by rnnzoo {mode} {self.workdir}$'
-      with self.assertRaisesRegex(ValueError, message):
-        run_directory.check_same(self.workdir, self.config, mode=mode)
+    message = rf'seed: .*\); take .* by rnnzoo evaluate {self.workdir}$'
+    with self.assertRaisesRegex(ValueError, message):
+      run_directory.check_same(self.workdir, self.config, mode='evaluate')
     self.assertIn('data.test_samplings', run_directory.of_tests('skeletons'))
     self.assertEqual(run_directory.of_tests('smnist'), ('eval_batch_size',))
     with self.assertRaisesRegex(ValueError, "mode must be .* got 'predict'"):
@@ -683,8 +673,8 @@ class EpochTimesTest(absltest.TestCase):
     )
     self.assertEqual(
         times.summary(),
-        '3.000 s an epoch, of which 0.750 training and 0.750 validation (mean'
-        ' of 2, without compilation), 11 sequences a second',
+        '4.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
+        ' of 1, without compilation), 8 sequences a second',
     )
 
   def test_each_lesson_is_compiled(self):

@@ -13,7 +13,6 @@ References:
   recurrent neural networks, 2019, sections 5.2 and 5.3.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -83,10 +82,9 @@ class SequentialCifar(smnist.SequentialImages):
         Only config.data.sequence='noise_padded' needs the index.
     """
     takes_noise = self._data.sequence == 'noise_padded'
-    if takes_noise or isinstance(inputs, Mapping):
-      names = ('inputs', 'index') if takes_noise else ('inputs',)
-      array_checks.check(inputs, names)
-    given = array_checks.by_name(inputs, ('inputs', 'index', 'label'))
+    needed = ('inputs', 'index') if takes_noise else ('inputs',)
+    names = ('inputs', 'index', 'label')
+    given = array_checks.by_name(inputs, names, needed)
     found = {'inputs': super().check_inputs(given['inputs'])}
     if takes_noise:
       found['index'] = array_checks.integers(

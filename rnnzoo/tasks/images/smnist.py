@@ -40,7 +40,6 @@ ROWS = ('row', 'noise_padded')
 DATA_RULES: fields.Rules = {
     'digits_batch_size': fields.integer(1),
     'manual_dir': fields.text(),
-    'data_dir': fields.text(),
     'scaling': fields.one_of(SCALINGS),
     'permutation_seed': fields.seed(),
     'validation_fraction': fields.number(0, 1, above=True, below=True),
@@ -65,8 +64,6 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
     """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist, or data are damaged.
-      FileNotFoundError: data that the config names are missing.
       ConnectionError: the network went away in the middle of a download.
     """
     self._set_up(config)  # Before the data, which take a while.
@@ -179,6 +176,7 @@ class SequentialMnist(SequentialImages):
 
   rules: fields.Rules = {
       **DATA_RULES,
+      'data_dir': fields.text(),
       'source': fields.one_of(mnist.SOURCES),
       'sequence': fields.one_of(SEQUENCES),
   }

@@ -3,11 +3,10 @@
     python -m rnnzoo.tasks.motion.ntu_conversion SOURCE DESTINATION
 
 SOURCE is searched with all folders in it and all that it links to, so both
-parts of NTU RGB+D 120 may lie side by side. Links may go in circles; a folder
-or file with two paths is found once. DESTINATION gets the files that
-`ntu_arrays` explains, and two lists: skipped.txt has each file or link that was
-not converted, with the reason; left_out.txt has each file whose frames or
-persons are not all converted, and how many are left out.
+parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
+`ntu_arrays` explains, and two lists: skipped.txt has each file that was not
+converted, with the reason; left_out.txt has each file whose frames or persons
+are not all converted, and how many are left out.
 
 Several processes read the files; this one writes the frames in order. The index
 is written last, so a conversion that was killed starts anew. Where the file
@@ -39,7 +38,7 @@ from rnnzoo.tasks.motion import ntu_tracks
 
 SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
 
-# (path, reason) of files, links and folders.
+# (path, reason) of files.
 _Reasons = list[tuple[pathlib.Path, str]]
 
 
@@ -48,7 +47,7 @@ class Result(NamedTuple):
 
   num_converted: int  # Number of recordings in the destination.
   num_frames: int  # Number of their frames.
-  # (file, reason) of each file or link that is not converted.
+  # (file, reason) of each file that is not converted.
   skipped: tuple[tuple[str, str], ...]
   # (file, how many frames and persons) of files converted in part.
   left_out: tuple[tuple[str, str], ...]
@@ -70,21 +69,17 @@ def convert(
       or 1 for none beside this one.
 
   Raises:
-    FileNotFoundError: there is no such source, or no `.skeleton` file in it.
-    ValueError: the destination is a file, two files have one name, no file can
-      be converted, the destination holds another conversion or a damaged one,
-      or is in use by one.
     OSError: a folder cannot be read or made, or the disk is full, say.
   """
   if num_processes is not None and num_processes < 0:
     raise ValueError(f'num_processes must be from 0; got {num_processes}')
   source = fields.expand(source)
   destination = fields.expand_directory(destination, 'destination')
-  paths, repeated = _find(source)
+  paths = _find(source)
   digest = _digest(source, paths)
   is_done = (destination / ntu_arrays.INDEX).is_file()
   if not is_done:
-    _write(destination, digest, source, paths, repeated, num_processes)
+    _write(destination, digest, source, paths, num_processes)
   recordings = ntu_arrays.read(destination)
   if recordings.source != digest:
     raise ValueError(
@@ -100,40 +95,32 @@ def convert(
   )
 
 
-def _find(source: pathlib.Path) -> tuple[list[pathlib.Path], _Reasons]:
-  """Returns `.skeleton` files by name, and links to nothing or nothing new."""
+def _find(source: pathlib.Path) -> list[pathlib.Path]:
+  """Returns `.skeleton` files by name; one with two paths is found once."""
   if not os.path.isdir(source):
     raise FileNotFoundError(
         f'the source {source} is no folder; name the one that the .skeleton'
         ' files are in'
     )
   files: dict[str, pathlib.Path] = {}
-  repeated: _Reasons = []
-  known: dict[tuple[int, int], pathlib.Path] = {}
+  known: set[str] = set()
   for name, inner, others in os.walk(source, onerror=_refuse, followlinks=True):
-    folder = pathlib.Path(name)
-    state = folder.stat()
-    other = known.setdefault((state.st_dev, state.st_ino), folder)
-    if other is not folder:
-      repeated.append((folder, f'is the same folder as {other}'))
+    if (real := os.path.realpath(name)) in known:
       inner.clear()
       continue
-    # A folder is found under its own name rather than by a link beside it.
-    inner.sort(key=lambda x: (os.path.islink(os.path.join(name, x)), x))
-    for path in sorted(folder / x for x in (*inner, *others)):
+    known.add(real)
+    inner.sort()
+    for path in (pathlib.Path(name, x) for x in others):
       # Some file systems and archivers write names in capitals.
-      if path.suffix.lower() != '.skeleton':
-        if not os.path.exists(path):
-          repeated.append((path, 'is a link to nothing that can be read'))
-      elif (other := files.setdefault(path.stem, path)) is not path:
-        if not path.samefile(other):
+      if path.suffix.lower() == '.skeleton':
+        other = files.setdefault(path.stem, path)
+        if other is not path and path.resolve() != other.resolve():
           raise ValueError(
               f'{other} and {path} have one name; a recording may be there once'
           )
-        repeated.append((path, f'is the same file as {other}'))
   if not files:
     raise FileNotFoundError(f'{source} has no .skeleton file')
-  return sorted(files.values(), key=lambda path: path.name), repeated
+  return sorted(files.values(), key=lambda path: path.name)
 
 
 def _refuse(error: OSError) -> NoReturn:
@@ -188,7 +175,6 @@ def _write(
     digest: str,
     source: pathlib.Path,
     paths: Sequence[pathlib.Path],
-    repeated: _Reasons,
     num_processes: int | None,
 ) -> None:
   """Writes the frames of all files, both lists and the index."""
@@ -216,7 +202,6 @@ def _write(
     _write_header(file, sum(lengths))
     file.flush()
     os.fsync(file.fileno())
-    lists[SKIPPED] += repeated
     for name, entries in lists.items():
       lines = (
           f'{_printable(path.relative_to(source))}\t'
@@ -288,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       f'{result.num_converted:,} recordings with {result.num_frames:,} frames'
       f' are in {given.destination}; {result.num_read:,} files were read'
       f'\n{len(result.left_out):,} files are converted in part, see {LEFT_OUT}'
-      f' there; {len(result.skipped):,} files or links are skipped, see'
+      f' there; {len(result.skipped):,} files are skipped, see'
       f' {SKIPPED}'
   )
   return 0

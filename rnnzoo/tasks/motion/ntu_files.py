@@ -28,10 +28,9 @@ References:
 """
 
 import codecs
-from collections.abc import Sequence
-import math
+from collections.abc import Iterator, Sequence
+import itertools
 import os
-import pathlib
 import re
 from typing import NamedTuple
 
@@ -171,77 +170,56 @@ def read(path: str | os.PathLike[str]) -> list[dict[Id, list[float]]]:
 
   A body whose joints are all zero is absent, and left out.
   """
-  lines = _Lines(fields.expand(path))
-  num_frames = lines.take_count('frames', 1, 10**6)
-  frames = [_take_frame(lines) for _ in range(num_frames)]
-  if lines.left:
-    raise lines.error(f'ends the last of {num_frames} frames; more follows')
+  path = fields.expand(path)
+  # Opening a pipe would wait for whoever writes to it.
+  if path.exists() and not path.is_file():
+    raise ValueError(f'{path} is no regular file; name a .skeleton file')
+  content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+  if not content.isascii():
+    raise ValueError(f'{path} is no text in ASCII; unpack a packed file')
+  words = iter(content.decode('ascii').split())
+  try:
+    num_frames = _take_count(words, 'frames', 1, 10**6)
+    frames = [_take_frame(words) for _ in range(num_frames)]
+    if any(True for _ in words):
+      raise ValueError(f'more follows the last of {num_frames} frames')
+  except ValueError as error:
+    raise ValueError(f'{path} is no whole .skeleton file: {error}') from error
   if not any(frames):
     raise ValueError(f'{path}: none of {num_frames} frames has a body')
   return frames
 
 
-class _Lines:
-  """The lines of a file, taken one after another."""
-
-  def __init__(self, path: pathlib.Path):
-    # Opening a pipe would wait for whoever writes to it.
-    if path.exists() and not path.is_file():
-      raise ValueError(f'{path} is no regular file; name a .skeleton file')
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    if not content.isascii():
-      raise ValueError(f'{path} is no text in ASCII; unpack a packed file')
-    self.left = content.decode('ascii').rstrip().splitlines()[::-1]
-    self._path, self._taken = path, 0
-
-  def take(self, noun: str, count: int = 1) -> list[str]:
-    """Returns the fields of the next line, which must be so many."""
-    if not self.left:
-      raise ValueError(
-          f'{self._path} ends after line {self._taken}, where {noun} must'
-          ' follow'
-      )
-    self._taken += 1
-    found = self.left.pop().split()
-    if len(found) != count:
-      raise self.error(f'{noun} must have {count} fields; got {len(found)}')
-    return found
-
-  def take_count(self, noun: str, least: int, most: int) -> int:
-    (text,) = self.take(f'the number of {noun}')
-    value = int(text) if text.isdecimal() and len(text) < 10 else -1
-    if not least <= value <= most:
-      raise self.error(
-          f'the number of {noun} must be from {least} to {most}; got'
-          f' {text[:40]!r}'
-      )
-    return value
-
-  def error(self, message: str) -> ValueError:
-    """Returns an error about the line that was taken last."""
-    return ValueError(f'{self._path}, line {self._taken}: {message}')
+def _take(words: Iterator[str], count: int) -> list[str]:
+  """Returns the next fields."""
+  found = list(itertools.islice(words, count))
+  if len(found) < count:
+    raise ValueError('it ends early')
+  return found
 
 
-def _take_frame(lines: _Lines) -> dict[Id, list[float]]:
+def _take_count(words: Iterator[str], noun: str, least: int, most: int) -> int:
+  (text,) = _take(words, 1)
+  value = int(text) if text.isdecimal() and len(text) < 10 else -1
+  if not least <= value <= most:
+    raise ValueError(
+        f'the number of {noun} must be from {least} to {most}; got'
+        f' {text[:40]!r}'
+    )
+  return value
+
+
+def _take_frame(words: Iterator[str]) -> dict[Id, list[float]]:
   bodies: dict[Id, list[float]] = {}
   ids: list[str] = []
-  for _ in range(lines.take_count('bodies', 0, MOST_BODIES)):
-    name = lines.take('a body', 10)[0]
-    lines.take_count('joints', JOINTS, JOINTS)
+  for _ in range(_take_count(words, 'bodies', 0, MOST_BODIES)):
+    name = _take(words, 10)[0]
+    _take_count(words, 'joints', JOINTS, JOINTS)
     joints: list[float] = []
     for _ in range(JOINTS):
-      texts = lines.take('a joint', 12)[:3]
-      try:
-        place = [float(text) for text in texts]
-      except ValueError:
-        place = [math.nan]
-      # Python reads 1_0 as 10. A sum with NaN is not below the bound either.
-      if '_' in ''.join(texts) or not sum(map(abs, place)) < MOST_METRES:
-        raise lines.error(
-            'x, y, z of a joint must be numbers of metres; got'
-            f' {" ".join(texts)[:60]}'
-        )
-      joints += place
+      joints += map(float, _take(words, 12)[:3])
+    if not all(abs(x) < MOST_METRES for x in joints):  # NaN is not either.
+      raise ValueError(f'a body has joints beyond {MOST_METRES:g} metres')
     if any(joints):
       bodies[name, ids.count(name)] = joints
     ids.append(name)

@@ -41,8 +41,6 @@ def read(
     config: the run's config, as `training.load` returns it.
 
   Raises:
-    ValueError: a file is damaged, or a folder, or no path; there are none; or
-      the config is of another task.
     OSError: a file cannot be read.
   """
   if isinstance(paths, str | bytes) or not isinstance(paths, Iterable):
@@ -70,10 +68,6 @@ def prepare(
     'frames' [B, L, 2, 25, 3], padded by zeros, thinned out and centred as
     `config.data` says; 'length' int32 [B]; 'offsets' float32 [B, S, T],
     `config.data.test_samplings` samplings that all recordings share.
-
-  Raises:
-    ValueError: an array has another shape, a number that is no position or a
-      frame that shows nobody, there are none, or the config is of another task.
   """
   if config.get('task') != 'skeletons':
     raise ValueError(
@@ -100,8 +94,7 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
       'label', as in the splits of the task, is left out.
     data: `config.data` of the run.
   """
-  array_checks.check(given, _KEYS[:2])
-  array_checks.by_name(given, _KEYS)
+  given = array_checks.by_name(given, _KEYS, _KEYS[:2])
   frames = array_checks.numbers(given['frames'], 'frames', _AXES, noun=_NOUN)
   if frames.dtype not in (np.float16, np.float32):
     frames = frames.astype(np.float32)
@@ -114,8 +107,16 @@ def check(given: Any, data: ml_collections.ConfigDict) -> dict[str, np.ndarray]:
   frames = np.where(valid[:, :, None, None, None], frames, 0)
   for row, count in enumerate(length):
     ntu_files.check_frames(frames[row, :count], f'recording {row} of frames')
-  if data.centre != 'none':  # Any origin might be the camera.
-    _check_origin(frames, data.centre)
+  main = frames[:, 0, 0]  # In the first frame, or the other body there.
+  seen = np.where(main.any(axis=(1, 2), keepdims=True), main, frames[:, 0, 1])
+  far = np.abs(seen[:, skeleton_frames.SPINE]).max(axis=-1) > _NEAR
+  if data.centre != 'none' and far.any():  # Any origin might be the camera.
+    raise ValueError(
+        "frames must have their origin at the middle of a body's spine, as"
+        f' config.data.centre={data.centre!r} says; those of recording'
+        f' {far.argmax()} have not; skeleton_inputs.prepare makes inputs of'
+        ' recordings as the camera sees them, .read of .skeleton files'
+    )
   offsets = given.get('offsets', _offsets(batch, data))
   axes = (batch, 'S', data.num_steps)
   offsets = array_checks.numbers(offsets, 'offsets', axes)
@@ -133,24 +134,3 @@ def _offsets(batch: int, data: ml_collections.ConfigDict) -> np.ndarray:
   # Equal for each recording: an answer does not depend on its batch.
   one = skeleton_frames.offsets(1, data.test_samplings, data)
   return np.repeat(one, batch, axis=0)
-
-
-def _check_origin(frames: np.ndarray, centre: str) -> None:
-  """Raises ValueError unless the origin is where `centre` has it."""
-  # [B, L, 2], for each body; those of absent bodies and padding are zero.
-  spine = frames[..., skeleton_frames.SPINE, :].astype(np.float32)
-  far = np.abs(spine).max(axis=-1) > _NEAR
-  if centre != 'body':
-    # The second body serves where the main body is absent.
-    far[..., 1] &= ~frames[:, :, 0].any(axis=(2, 3))
-  if centre == 'sequence':
-    far = far[:, :1]
-  if far.any():
-    row, frame, body = np.argwhere(far)[0]
-    where = ', '.join(f'{x:.3g}' for x in spine[row, frame, body])
-    raise ValueError(
-        "frames must have their origin at the middle of a body's spine, as"
-        f' config.data.centre={centre!r} says; in frame {frame} of recording'
-        f' {row} that is at ({where}) m; skeleton_inputs.prepare makes inputs'
-        ' of recordings as the camera sees them, .read of .skeleton files'
-    )

@@ -83,8 +83,7 @@ class Numbers:
   """Numbers; y is float32 [..., D], less the shift.
 
   The model's outputs count in deviations from the mean of the training answers,
-  and so does the loss; metrics are in the units of the data. So are scores, but
-  for answers so large or small that float32 has not their squares.
+  and so does the loss; scores and metrics are in the units of the data.
 
   Args:
     mean: mean of the training answers less the shift, [D]; zeros for outputs in
@@ -105,17 +104,11 @@ class Numbers:
     self.shift = np.zeros(self.mean.shape) + shift
     self.deviation = np.asarray(deviation, np.float32)
     self.out_features = len(self.mean) * heads.SIZES[head]
-    exponent = int(np.frexp(self.deviation.max())[1])
-    self._unit = 2.0 ** exponent if abs(exponent) > 40 else 1.0
     metric = functools.partial(
-        protocol.Metric, higher_is_better=False, form='.4g', unit=self._unit
+        protocol.Metric, higher_is_better=False, form='.4g'
     )
     of_head = () if head == 'point' else (metric('crps'),)
-    self.metrics = (
-        *of_head,
-        metric('mse', unit=self._unit**2),
-        metric('mae'),
-    )
+    self.metrics = (*of_head, metric('mse'), metric('mae'))
 
   def known(self, y) -> tuple[jax.Array, jax.Array]:
     known = ~jnp.any(jnp.isnan(y), axis=-1)
@@ -126,12 +119,12 @@ class Numbers:
     y = sequence_arrays.standardized(y, self.mean, self.deviation)
     # Metrics have no gradient, and the quantiles of 'student' have none.
     constant = jax.lax.stop_gradient(outputs)
-    found, unit = self.distribution(constant, False), np.float32(self._unit)
-    errors = (found.mean - y) * (self.deviation / unit)
+    found = self.distribution(constant, False)
+    errors = (found.mean - y) * self.deviation
     scores = {'mse': errors**2, 'mae': jnp.abs(errors)}
     if self.head != 'point':
       pinball = heads.pinball(found.quantiles, y)
-      scores['crps'] = 2 * pinball * (self.deviation / unit)
+      scores['crps'] = 2 * pinball * self.deviation
     return protocol.Evaluation(
         jnp.mean(heads.losses(outputs, y, self.head), axis=-1),
         {name: jnp.mean(score, axis=-1) for name, score in scores.items()},
@@ -156,8 +149,7 @@ class Numbers:
     y = array_checks.numbers(
         y, 'y', (*valid.shape, size), kinds='iufb', needs_last=size > 1
     )
-    remedy = 'NaN is a step without an answer' * are_steps
-    array_checks.finite(y, valid, 'y', allow_nan=are_steps, remedy=remedy)
+    array_checks.finite(y, valid, 'y', allow_nan=are_steps)
     return sequence_arrays.centre(y, self.shift, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:

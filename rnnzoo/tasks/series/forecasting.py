@@ -44,7 +44,6 @@ from rnnzoo.tasks.series import forecaster
 from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
-from rnnzoo.tasks.series import sequence_checks
 
 # Series that the library aeon brings.
 PACKAGED = ('airline', 'lynx', 'shampoo_sales', 'uschange')
@@ -96,9 +95,6 @@ class Forecasting(protocol.ConfigTask):
     """Reads the series of a config as in `configs/base_forecasting.py`.
 
     Raises:
-      ValueError: a field or a file holds something that cannot be, or a series
-        is too short.
-      FileNotFoundError: there is no such file.
       ModuleNotFoundError: the extra 'timeseries' is not installed.
     """
     self._set_up(config)
@@ -339,8 +335,8 @@ class Forecasting(protocol.ConfigTask):
           "inputs of forecasts have no 'lengths'; give y [B, T] with NaN before"
           ' a series that is shorter'
       )
-    given = array_checks.by_name(inputs, ('y', 'x', 'start'))
-    y = _rounded(array_checks.numbers(given.get('y'), 'y', ('B', 'T')), 'y')
+    given = array_checks.by_name(inputs, ('y', 'x', 'start'), ('y',))
+    y = _rounded(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
     if not (~np.isnan(y)).any(1).all():
       raise ValueError('y must have a known step in each row')
     count, steps = y.shape
@@ -408,15 +404,7 @@ def _rounded(values: np.ndarray, name: str) -> np.ndarray:
   columns = values[..., None] if is_y else values
   valid = np.ones(columns.shape[:2], bool)
   array_checks.finite(columns, valid, name, allow_nan=is_y)
-  rounded = values.astype(np.float32)
-  known = ~np.isnan(rounded)
-  if is_y and known.any():
-    lost = sequence_arrays.lost_steps(
-        values[known][:, None], rounded[known][:, None]
-    )
-    for sentence in sequence_checks.rounding(*lost, f' of {name}'):
-      settings.warn(sentence)
-  return rounded
+  return values.astype(np.float32)
 
 
 def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
@@ -443,17 +431,7 @@ def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
 def read(path: pathlib.Path) -> Series:
   """Returns the series of an `.npz` file."""
   name = str(path)
-  fit = lambda arrays: _fit(arrays, name)
-  y, x, lengths = fit(npz.load(path, ('y', 'x', 'lengths'), fit))
-  y, x = _rounded(y, f'{name}: y'), _rounded(x, f'{name}: x')
-  y = np.where(np.arange(y.shape[1]) < lengths[:, None], y, np.nan)
-  return Series(y, x, lengths)
-
-
-def _fit(
-    arrays: Mapping[str, np.ndarray], name: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns y, x and lengths of a file whose arrays fit together."""
+  arrays = npz.load(path, ('y', 'x', 'lengths'))
   if 'y' not in arrays:
     raise ValueError(f'{name} must hold y [N, T], the values of series')
   y = array_checks.numbers(arrays['y'], f'{name}: y', ('N', 'T'))
@@ -464,4 +442,6 @@ def _fit(
   lengths = array_checks.integers(
       lengths, f'{name}: lengths', *y.shape, row='series'
   )
-  return y, x, lengths
+  y, x = _rounded(y, f'{name}: y'), _rounded(x, f'{name}: x')
+  y = np.where(np.arange(y.shape[1]) < lengths[:, None], y, np.nan)
+  return Series(y, x, lengths)

@@ -23,7 +23,6 @@ References:
 
 import pathlib
 from typing import Literal
-import warnings
 
 import ml_collections
 import numpy as np
@@ -62,8 +61,6 @@ class HumanActivity(sequence_task.SequenceTask):
     """Reads the data of a config as in `configs/base_har.py`.
 
     Raises:
-      ValueError: a field or a file holds something that cannot be.
-      FileNotFoundError: `data.manual_dir` lacks a file.
       ModuleNotFoundError: there is no directory, and the extra 'timeseries',
         which has the data that stand in, is not installed.
     """
@@ -97,26 +94,27 @@ def read(
   The directory is the folder 'UCI HAR Dataset', or one that holds it.
   """
   folder = _root(directory) / split
-  columns: list[np.ndarray] = []
-  for signal in SIGNALS:
-    path = folder / 'Inertial Signals' / f'{signal}_{split}.txt'
-    columns.append(_numbers(path, np.float64, 2))
-    if columns[-1].shape != columns[0].shape:
-      raise ValueError(
-          f'{path} has {list(columns[-1].shape)} numbers, but those of'
-          f' {SIGNALS[0]} are {list(columns[0].shape)}'
-      )
-  windows = len(columns[0])
-  each = []
-  for name in ('y', 'subject'):
-    path = folder / f'{name}_{split}.txt'
-    each.append(_numbers(path, np.int32, 1))
-    if each[-1].shape != (windows,):
-      raise ValueError(
-          f'{path} must have one number a line, and {windows} lines as the'
-          f' signals have; it has {list(each[-1].shape)}'
-      )
-  labels, people = each
+  if not folder.is_dir():
+    raise FileNotFoundError(
+        f'{folder} is missing; config.data.manual_dir must hold the folder'
+        f' {_FOLDER!r} as it is unpacked'
+    )
+  columns = [
+      _numbers(folder / f'Inertial Signals/{signal}_{split}.txt', float, 2)
+      for signal in SIGNALS
+  ]
+  labels, people = (
+      _numbers(folder / f'{name}_{split}.txt', int, 1)
+      for name in ('y', 'subject')
+  )
+  sizes = {column.shape for column in columns}
+  windows = {len(x) for x in (*columns, labels, people)}
+  if len(sizes) > 1 or len(windows) > 1:
+    raise ValueError(
+        f'{folder} must have a line for each window in each file, of as many'
+        f' numbers; its signals have {sorted(sizes)}, and there are'
+        f' {len(labels)} activities and {len(people)} people'
+    )
   arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
   form = npz.Form('classification', missing='never')
   return npz.parse(arrays, form, str(folder)), people
@@ -137,25 +135,13 @@ def _human_activity(data: ml_collections.ConfigDict):
         f'{directory}: the people {both} are in train and in test, so the test'
         ' does not tell how well the model does on people that it never saw'
     )
-  if train.x.shape[1] != test.x.shape[1]:
-    raise ValueError(
-        f'{directory}: windows have {test.x.shape[1]} numbers a line in test,'
-        f' but {train.x.shape[1]} in train'
-    )
   everyone = np.unique(people)
-  if len(everyone) < 2:
-    raise ValueError(
-        f'{directory}: subject_train.txt names one person only, {everyone[0]};'
-        ' people are split off for validation, so it needs two at least'
-    )
   size = max(1, round(len(everyone) * data.validation_fraction))
   if size == len(everyone):
-    # Two decimals, rounded down: it must leave somebody.
-    most = 100 * (size - 1) // size / 100
     raise ValueError(
         f'config.data.validation_fraction={data.validation_fraction} leaves'
         f' nobody to train on, of the {size} people in {directory}, each of'
-        f' whom trains or validates; at most {most} leaves one'
+        ' whom trains or validates'
     )
   _, chosen = sequence_arrays.split_off(
       np.zeros(len(everyone), np.int32), size, data.split_seed
@@ -177,46 +163,20 @@ def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
   path = _root(directory) / 'activity_labels.txt'
   text = text_files.read(str(path), 'config.data.manual_dir')
   words = [line.split(None, 1) for line in text.splitlines()]
-  pairs = [pair for pair in words if len(pair) == 2]
-  names = {number: name.strip().lower() for number, name in pairs}
-  if len(names) < len(pairs):
-    raise ValueError(f'{path} gives several names to one activity: {pairs}')
+  names = {pair[0]: pair[-1].strip().lower() for pair in words if pair}
   if unknown := [label for label in labels if label not in names]:
     raise ValueError(
         f'{path} has no name for the activity {unknown[0]}; a line must be a'
         " number and a name, as '1 WALKING'"
     )
-  found = [names[label] for label in labels]
-  if len(set(found)) < len(found):
-    raise ValueError(f'{path} gives one name to several activities: {found}')
-  return found
+  return [names[label] for label in labels]
 
 
-def _numbers(
-    path: pathlib.Path, dtype: type, axes: Literal[1, 2]
-) -> np.ndarray:
+def _numbers(path: pathlib.Path, dtype: type, axes: Literal[1, 2]):
   """Returns the numbers of a text file, one row a line, with 1 or 2 axes."""
-  if not path.is_file():
-    raise FileNotFoundError(
-        f'{path} is missing; config.data.manual_dir must hold the folder'
-        f' {_FOLDER!r} as it is unpacked'
-    )
   try:
-    with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # An empty file is told below.
-      found: np.ndarray = np.loadtxt(path, dtype=dtype, ndmin=axes)
+    return np.loadtxt(path, dtype=dtype, ndmin=axes)
   except ValueError as error:
     # numpy goes on about arguments of its own.
     reason = str(error).partition(';')[0]
     raise ValueError(f'{path} is no table of numbers: {reason}') from error
-  if not found.size:
-    raise ValueError(f'{path} is empty')
-  with np.errstate(over='ignore'):
-    single = found.astype(np.float32)
-  if axes == 2 and not np.isfinite(single).all():
-    row, place = np.argwhere(~np.isfinite(single))[0]
-    raise ValueError(
-        f'{path} must hold numbers that are finite in float32; number'
-        f' {place + 1} of row {row + 1} is {single[row, place]}'
-    )
-  return found

@@ -20,11 +20,9 @@ A step without an answer has the label -100, or NaN.
 Python objects are not read: they can run any program.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import math
-import os
+from collections.abc import Mapping, Sequence
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,42 +44,22 @@ class Form(NamedTuple):
 
 
 def read(path: pathlib.Path, form: Form) -> sequence_arrays.Sequences:
-  """Returns the sequences of a file; labels stay as they are.
-
-  Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it holds no such arrays; the message names file, array and, if
-      it is one, row.
-  """
-  name = str(path)
-  arrays = load(
-      path,
-      _NAMES,
-      lambda arrays: _check_sizes(arrays, form, name),
-      lambda names: _check_names(names, name),
-  )
-  return parse(arrays, form, name)
-
-
-def _hint(name: str) -> str:
-  """Returns the name that an array which nothing reads may be meant for."""
-  words = set(name.lower().replace('_', ' ').replace('-', ' ').split())
-  if words & {'mask', 'masks', 'valid', 'padding'}:
-    return (
-        "; how many steps of each sequence are valid is the array 'lengths',"
-        ' int [N], such as mask.sum(axis=1), and y at a step without an answer'
-        ' is NaN or the label -100'
-    )
-  if words & {'length', 'lengths', 'len', 'lens'}:
-    return "; call it 'lengths' if it says how many steps are valid"
-  return ''
+  """Returns the sequences of a file; labels stay as they are."""
+  return parse(load(path, _NAMES), form, str(path))
 
 
 def parse(
     arrays: Mapping[str, np.ndarray], form: Form, name: str
 ) -> sequence_arrays.Sequences:
   """Returns the sequences of a file's arrays; its name is for errors."""
-  _check_names(list(arrays), name)
+  there = ', '.join([*arrays][:8]) or 'nothing'
+  if ('x' in arrays) == ('steps' in arrays):
+    raise ValueError(
+        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
+        f' {there}'
+    )
+  if 'y' not in arrays:
+    raise ValueError(f'{name} must hold y, the answers; it holds {there}')
   steps = 'x' if 'x' in arrays else 'steps'
   read_steps = _padded_x if steps == 'x' else concatenated_x
   x, lengths = read_steps(arrays, name)
@@ -113,138 +91,60 @@ def checked(
 
   Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
   """
-  remedy = "save x, y and, for the task 'sequences', "
-  told, unheld = sequence_checks.padding(x, lengths, remedy)
+  for sentence in sequence_checks.padding(x, lengths):
+    print(f'WARNING: data: {name}: {sentence}', flush=True)
   valid = np.arange(x.shape[1]) < lengths[:, None]
   advice = "--config.data.missing='zero' allows NaN in x"
-  advice = advice if missing == 'refuse' else ''
   array_checks.finite(
       x,
       valid,
       name,
       allow_nan=missing == 'zero',
-      advice=advice,
-      remedy=unheld,
+      advice=advice if missing == 'refuse' else '',
   )
-  for sentence in told:
-    print(f'WARNING: data: {name}: {sentence}', flush=True)
   # Nothing may be left of values in the padding.
   x = x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
   return sequence_arrays.narrow(x, valid)
 
 
 def load(
-    path: pathlib.Path,
-    known: Sequence[str] | None,
-    check: Callable[[dict[str, np.ndarray]], Any] = lambda _: None,
-    names: Callable[[list[str]], None] = lambda _: None,
+    path: pathlib.Path, known: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of a file that are read.
 
-  Args:
-    path: the file.
-    known: names of arrays, others are told; None for all there are.
-    check: function that raises where arrays do not fit together. Its arrays are
-      first stand-ins of their shapes: a small file may hold very much.
-    names: function that raises where an array is missing.
+  `known` are names of arrays, others are told; None for all there are.
   """
   if not path.is_file():
     raise FileNotFoundError(f'{path} does not exist, or is no file')
   with path.open('rb') as content:
     head = content.read(8)
-  if head.startswith(b'\x93NUMPY'):
-    raise ValueError(
-        f'{path} is not an .npz file: it holds a single array; write it by'
-        ' numpy.savez, with names'
-    )
-  if head and not head.startswith((b'PK\3\4', b'PK\5\6')):
+  if not head.startswith(b'PK'):
     # numpy would take it for a pickle, and say how to load that unsafely.
     raise ValueError(
         f'{path} is not a whole .npz file: it begins with {head!r};'
         ' numpy.savez(path, x=x, y=y) writes one'
     )
+  arrays = {}
   try:
-    file = np.load(path, allow_pickle=False)
+    with np.load(path, allow_pickle=False) as file:
+      for name in file.files:
+        if known is None or name in known:
+          arrays[name] = np.asarray(file[name])
+        else:
+          print(
+              f'WARNING: data: {path}: nothing reads its array {name!r}, only'
+              f' {", ".join(known)}',
+              flush=True,
+          )
   except MemoryError:
     raise
   except Exception as error:  # A damaged zip file can raise nearly any.
-    raise ValueError(f'{path} is not a whole .npz file: {error}') from error
-  names(file.files)
-  known = file.files if known is None else known
-  for name in file.files:
-    if name not in known:
-      print(
-          f'WARNING: data: {path}: nothing reads its array'
-          f' {name!r}{_hint(name)}',
-          flush=True,
-      )
-  arrays = {}
-  with file:
-    for read in (_stand_in, lambda file, name: file[f'{name}.npy']):
-      for name in [name for name in file.files if name in known]:
-        try:
-          arrays[name] = read(file, name)
-        except MemoryError:
-          raise
-        except Exception as error:
-          raise ValueError(f'{path}: {name} cannot be read: {error}') from error
-      _check_memory(arrays, str(path))
-      check(arrays)
+    hint = '; give ragged sequences as steps [total, F], and lengths'
+    raise ValueError(
+        f'{path} is not a whole .npz file of numbers or text:'
+        f' {error}{hint * ("Object arrays" in str(error))}'
+    ) from error
   return arrays
-
-
-def _check_names(names: Sequence[str], name: str) -> None:
-  """Raises ValueError if one of the arrays that must be there is not."""
-  there = ', '.join(names[:8]) + ', ...' * (len(names) > 8) or 'nothing'
-  if ('x' in names) == ('steps' in names):
-    raise ValueError(
-        f'{name} must hold either x [N, T, F] or steps [total, F]; it holds'
-        f' {there}'
-    )
-  if 'y' not in names:
-    raise ValueError(f'{name} must hold y, the answers; it holds {there}')
-
-
-def _stand_in(file: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
-  """Returns ones in the shape of an array, which take no memory."""
-  whole: Any = file.zip
-  if name in whole.namelist():
-    raise ValueError(f'its entry must be {name}.npy, as numpy.savez writes it')
-  entry = whole.getinfo(f'{name}.npy')
-  with whole.open(entry) as content:
-    read = np.lib.format.read_array_header_1_0
-    if np.lib.format.read_magic(content) != (1, 0):
-      read = np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(content)
-    size = entry.file_size - content.tell()
-  if dtype.hasobject:
-    raise ValueError(
-        'it is an array of Python objects, which are not read; give ragged'
-        ' sequences as steps [total, F] and lengths'
-    )
-  if math.prod(shape) * dtype.itemsize != size:
-    raise ValueError(f'it is damaged: {size:,} bytes are no {dtype} {shape}')
-  return np.broadcast_to(np.ones((), dtype), shape)
-
-
-def _check_memory(arrays: Mapping[str, np.ndarray], name: str) -> None:
-  """Raises ValueError if arrays do not fit into the memory."""
-  needed = sum(array.nbytes for array in arrays.values())
-  there = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  if needed > there:
-    raise ValueError(
-        f'{name} holds arrays of {needed:,} bytes, but the memory here has'
-        f' {there:,}; give several smaller files, or float32'
-    )
-
-
-def _check_sizes(arrays: Mapping[str, np.ndarray], form: Form, name: str):
-  """Raises ValueError if arrays do not fit together."""
-  if {'x', 'y'} <= set(arrays) and 'steps' not in arrays:
-    x, lengths = _padded_x(arrays, name)
-    _answers(arrays, form, x.shape[:2], lengths, name)
-  elif {'steps', 'y', 'lengths'} <= set(arrays) and not form.every_step:
-    _answers(arrays, form, arrays['lengths'].shape, arrays['lengths'], name)
 
 
 def _padded_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -328,15 +228,6 @@ def _labels(y: np.ndarray, name: str) -> np.ndarray:
       raise ValueError(
           f'{name}: y must hold UTF-8 where it holds bytes; got'
           f' {error.object!r}'
-          " (numpy.char.decode(y, 'latin-1'), say, makes text of other bytes)"
-      ) from error
-  if y.dtype.kind == 'U':
-    try:
-      np.char.encode(y, 'utf-8')
-    except UnicodeEncodeError as error:
-      raise ValueError(
-          f'{name}: y must hold text that UTF-8 can hold; got {error.object!r}'
-          " (numpy.char.encode(y, 'utf-8', 'replace') makes such)"
       ) from error
   if y.dtype.kind == 'u' and y.max() > np.iinfo(np.int64).max:
     raise ValueError(

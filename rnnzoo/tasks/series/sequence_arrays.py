@@ -16,8 +16,6 @@ SPLITS = ('train', 'validation', 'test')
 _FAR_FROM_ZERO = 16
 # The label of a step without an answer. Among numbers it is NaN.
 NO_LABEL = -100
-# Steps among which close values are looked for: random ones rarely are.
-_NEARBY = 16
 
 
 class Sequences(NamedTuple):
@@ -62,9 +60,6 @@ def pad(
   Args:
     sequences: N arrays [time, ...] of any lengths.
     length: T; None for the longest length.
-
-  Raises:
-    ValueError: nearly all of many bytes would be padding.
   """
   lengths = np.array([len(sequence) for sequence in sequences], np.int32)
   time = int(lengths.max()) if length is None else length
@@ -171,19 +166,19 @@ def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
 def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
   """Returns a shift to subtract of each column before float32 rounds it, [F].
 
-  It is 0, but for columns of which steps that differ would become equal, and
-  for columns so far from zero that few digits would be left of their changes.
+  It is 0, but for columns so far from zero that float32 has few digits left of
+  their changes.
+
   Values, within float32's range, and `valid` are as in `standardization`.
   """
   if np.can_cast(values.dtype, np.float32):
     return np.zeros(values.shape[-1])
   mean, deviation = standardization(values, valid)
   steps = values[valid]
-  lost, changed = lost_steps(steps, steps.astype(np.float32))
-  far = np.abs(mean) > _FAR_FROM_ZERO * deviation
-  loses = (lost > 0) & (np.abs(mean) > deviation) | (changed > 0) & far
+  changes = np.fmax.reduce(steps) != np.fmin.reduce(steps)
+  far = changes & (np.abs(mean) > _FAR_FROM_ZERO * deviation)
   centre = np.rint(mean) if values.dtype.kind in 'iu' else mean
-  return np.where(loses, centre, 0.0)
+  return np.where(far, centre, 0.0)
 
 
 def centre(
@@ -194,26 +189,6 @@ def centre(
     return values.astype(np.float32, copy=False)
   found = differences(values, shift).astype(np.float32)
   return np.where(valid[..., None], found, np.float32(0))
-
-
-def lost_steps(
-    steps: np.ndarray, seen: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns how many of steps [S, F] (differ no more, differ) from one nearby.
-
-  Steps are as they were read, and `seen` as a model gets them, in the same
-  order of size.
-  """
-
-  def ordered(values):
-    # Columns may alternate between values that are far from each other.
-    more = np.repeat(values[-1:], -len(values) % _NEARBY, axis=0)
-    parts = np.concatenate([values, more]).reshape(-1, _NEARBY, values.shape[1])
-    return np.sort(parts, axis=1).reshape(-1, values.shape[1])
-
-  steps, seen = ordered(steps), ordered(seen)
-  changed = steps[1:] != steps[:-1]
-  return (changed & (seen[1:] == seen[:-1])).sum(0), changed.sum(0)
 
 
 def complete_splits(
@@ -235,16 +210,9 @@ def complete_splits(
     named = ' and '.join(
         f'config.data.{k}_fraction={part}' for k, part in fractions.items()
     )
-    least = int(0.5 / min(fractions.values()))
-    # Not told for very many.
-    enough = (
-        f'{count} sequences at least, or '
-        for count in range(least, least + 1000)
-        if not _empty_split(count, fractions)
-    )
     raise ValueError(
         f'{total} training sequences cannot be split: {empty} would be empty'
-        f' by {named}; give {next(enough, "")}other fractions'
+        f' by {named}; give more sequences, or other fractions'
     )
   for name, fraction in fractions.items():
     train = found['train']

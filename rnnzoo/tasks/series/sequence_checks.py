@@ -74,22 +74,16 @@ def check_splits(
         )
 
 
-def padding(
-    x: np.ndarray, lengths: np.ndarray, remedy: str
-) -> tuple[list[str], str]:
+def padding(x: np.ndarray, lengths: np.ndarray) -> list[str]:
   """Returns sentences on first or last steps that may be padding.
 
   Such steps hold one constant, or NaN, and their number differs between
-  sequences. The second result is the sentence on padding that float32 cannot
-  hold: NaN, or numbers that are infinite there.
-
-  `x` is [N, T, F], `lengths` int [N], and `remedy` words before 'lengths='.
+  sequences. `x` is [N, T, F], `lengths` int [N].
   """
-  count, steps, columns = x.shape
+  count, steps, _ = x.shape
   found: list[str] = []
-  unheld = ''
   if steps < 2:
-    return found, unheld
+    return found
   for end, words in ((-1, 'end in'), (0, 'begin with')):
     rows = x[:, ::-1] if end else x
     runs, _ = _runs(rows, rows[:, :1])
@@ -97,10 +91,11 @@ def padding(
     value = rows[row, 0]
     runs, inner = _runs(rows, value)
     number, total = np.count_nonzero(runs), int(runs.sum())
-    what = f'{value[0]:g}' if (value == value[0]).all() else 'one constant'
+    what = 'one constant'
     if np.isnan(value).any():
-      what = 'NaN' if np.isnan(value).all() else 'NaN and a constant'
-    what = 'zeros' if what == '0' else what
+      what = 'NaN'
+    elif (value == value[0]).all():
+      what = f'{value[0]:g}' if value[0] else 'zeros'
     # Data are zero more often by chance than they are another constant.
     is_told = inner * (1 if what in ('zeros', 'NaN') else 4) <= total
     is_told &= number >= max(1 + (count > 5), count / 20)
@@ -110,25 +105,14 @@ def padding(
     if lengths.min() < steps:  # They count from the first step.
       is_told = not end and (runs >= steps - lengths).all()
       is_told &= runs.min() < steps
-    code = '(x == x)' if what == 'NaN' else f'(x != x[{row}, {end}])'
-    if what == 'NaN and a constant':
-      code = f'({code} & (x == x))'
-    code += '.any(-1)' if columns > 1 else '.reshape(x.shape[:2])'
-    moved = ''
-    if not end:
-      moved = f'roll each sequence by -k, k={code}.argmax(1), and '
-      code = code.replace('0])', '-1])')
     if is_told:
       found.append(
           f'{number:,} of {count:,} sequences {words} steps of {what},'
           f' {total:,} of {count * steps:,} steps. Models see them as data; if'
-          f' they are padding, {moved}{remedy}lengths=({code} * range(1,'
-          f' {steps + 1})).max(1)'
+          ' they are padding, it must follow the data, and the array lengths'
+          ' must say how many steps are data'
       )
-      with np.errstate(over='ignore'):
-        is_held = np.isfinite(value.astype(np.float32)).all()
-      unheld = unheld if is_held else found[-1]
-  return found, unheld
+  return found
 
 
 def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
@@ -146,19 +130,6 @@ def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
   is_usual = 4 * (stays & ~same[:, [0, -1]]).sum() > stays.sum()
   inner = same.sum() - runs.sum() - (0 if is_usual else last[~whole].sum())
   return runs, int(inner)
-
-
-def rounding(lost: np.ndarray, changed: np.ndarray, of: str = '') -> list[str]:
-  """Returns sentences on columns by the results of `lost_steps`."""
-  # Random numbers may be so close by chance.
-  told = np.flatnonzero(lost * 10**4 > changed)[:_MOST_NAMES]
-  return [
-      f'column {i}{of}: {lost[i]:,} of {changed[i]:,} steps that differ from'
-      ' one nearby are equal to it in float32, as a model sees them; clip what'
-      ' is far from all else, or give the change from step to step or since a'
-      " sequence's first, or a coarse and a fine column"
-      for i in told
-  ]
 
 
 def summarize(

@@ -34,12 +34,6 @@ RULES: fields.Rules = {
     'split_seed': fields.seed(),
 }
 
-_PAD = (
-    '; pad sequences of several lengths: x, lengths ='
-    ' rnnzoo.tasks.series.sequence_arrays.pad(arrays), then'
-    " predict({'x': x, 'lengths': lengths})"
-)
-
 
 class SequenceTask(protocol.ConfigTask):
   """Answers of sequences.
@@ -97,25 +91,15 @@ class SequenceTask(protocol.ConfigTask):
         # They stay as they are: shifted, times would be negative.
         self.shift[-1], statistics[0][-1], statistics[1][-1] = 0, 0, 1
     self._mean, self._deviation = statistics
-    lost: dict[str, Any] = {'': 0, ' of y': 0}
-
-    def centre(of, values, valid, known, shift, *statistics):
-      found = sequence_arrays.centre(values, shift, valid)
-      seen = sequence_arrays.standardized(found[known], *statistics)
-      lost[of] += np.array(sequence_arrays.lost_steps(values[known], seen))
-      return found
-
     centred = {}
     for name, split in splits.items():
       valid = split.valid()
-      x = centre('', split.x, valid, valid, self.shift, *statistics)
+      x = sequence_arrays.centre(split.x, self.shift, valid)
       centred[name] = split._replace(x=x)
       if isinstance(answers, answers_lib.Numbers):
-        of_y = answers.shift, answers.mean, answers.deviation
-        known = split.known(every_step)
         # A missing answer stays NaN.
-        valid = valid if every_step else known
-        y = centre(' of y', split.y, valid, known, *of_y)
+        valid = valid if every_step else split.known(False)
+        y = sequence_arrays.centre(split.y, answers.shift, valid)
         centred[name] = centred[name]._replace(y=y)
     self.splits: Mapping[str, protocol.Examples] = {
         name: split._asdict() for name, split in centred.items()
@@ -123,11 +107,6 @@ class SequenceTask(protocol.ConfigTask):
     self.summary = sequence_checks.summarize(
         splits if config.data.standardize else centred, answers, every_step
     )
-    for of, numbers in lost.items():
-      if np.ndim(numbers):
-        self.summary['warnings'] += sequence_checks.rounding(
-            numbers[0], numbers[1], of
-        )
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))
@@ -245,9 +224,7 @@ class SequenceTask(protocol.ConfigTask):
     Steps beyond a sequence's end become zero. With a shift, x - shift is in a
     mapping as 'centred', and x is not.
     """
-    given = array_checks.by_name(inputs, ('x', 'lengths'))
-    if 'x' not in given:
-      raise ValueError("inputs must have the key 'x', an array [B, T, F]")
+    given = array_checks.by_name(inputs, ('x', 'lengths'), ('x',))
     has_field, columns = 'missing' in self._data, len(self._mean)
     field = "a model trained with config.data.missing='zero'"
     x = array_checks.numbers(
@@ -256,8 +233,6 @@ class SequenceTask(protocol.ConfigTask):
         ('B', 'T', columns),
         kinds='iufb',
         why=' as in training',
-        hint=_PAD,
-        mask=f'; x.filled(nan) is for {field}' * has_field,
     )
     if self._are_ragged and given.get('lengths') is None and x.shape[1] > 1:
       raise ValueError(
@@ -275,23 +250,17 @@ class SequenceTask(protocol.ConfigTask):
           row='sequence',
       )
     valid = np.arange(x.shape[1]) < lengths[:, None]
-    remedy = "give {'x': x, 'lengths': lengths}, with "
-    _, unheld = sequence_checks.padding(x, lengths, remedy)
     array_checks.finite(
         x,
         valid,
         'x',
         allow_nan=self._have_missing,
         advice=f'{field} takes NaN' * has_field,
-        remedy=unheld,
     )
     x = np.where(valid[..., None], x, x.dtype.type(0))
     centred = sequence_arrays.centre(x, self.shift, valid)
     if x.dtype.kind not in 'iu':
       _warn_of_digits(x.dtype, self.shift)
-    lost = sequence_arrays.lost_steps(x[valid], centred[valid])
-    for sentence in sequence_checks.rounding(*lost):
-      settings.warn(f'x: {sentence}')
     if self.shift.any():
       return {'centred': centred, **found}
     return {'x': centred, **found} if isinstance(inputs, Mapping) else centred

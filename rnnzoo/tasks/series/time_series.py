@@ -4,14 +4,9 @@ JapaneseVowels (nine speakers, 12 columns, 7 to 29 steps) is the default:
 sequences end at different steps, so it shows lengths and masks. BasicMotions
 (four motions, 6 columns, 100 steps) is the second that needs no network; of
 regressions, Covid3Month and CardanoSentiment need none.
-
-'synthetic_eigenworms' has the size of EigenWorms, 259 sequences of 17,984
-steps and 6 columns, to measure speed: random walks, whose class is the column
-that drifts.
 """
 
 import ml_collections
-import numpy as np
 
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.series import heads
@@ -19,8 +14,6 @@ from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import uea
-
-SYNTHETIC = 'synthetic_eigenworms'
 
 _RULES: fields.Rules = {
     **sequence_task.RULES,
@@ -42,39 +35,14 @@ class TimeSeries(sequence_task.SequenceTask):
     """Reads the data of a config as in `configs/base_time_series.py`.
 
     Raises:
-      ValueError: a field has a value that does not exist, or the training and
-        test data do not fit together.
-      FileNotFoundError: `data.manual_dir` holds one of two files alone.
       ModuleNotFoundError: the extra 'timeseries' is not installed.
       ConnectionError: the data could not be downloaded.
     """
     self._set_up(config)
     data = config.data
-    if data.name == SYNTHETIC:
-      unread = {'manual_dir': '', 'kind': 'classification'}
-      fields.check_unread(data, unread, 'name')
-      parts = synthetic(259, 17_984, 6)
-    else:
-      if data.split == 'archive':
-        fields.check_unread(data, {'test_fraction': 0.15}, 'split')
-      parts = uea.read(data.name, data.manual_dir, data.kind)
+    if data.split == 'archive':
+      fields.check_unread(data, {'test_fraction': 0.15}, 'split')
+    parts = uea.read(data.name, data.manual_dir, data.kind)
     if data.split == 'pooled':
       parts = {'train': sequence_arrays.concatenate(parts.values(), False)}
     super().__init__(config, data.name, *sequences.divided(parts, data))
-
-
-def synthetic(
-    count: int, length: int, columns: int
-) -> dict[str, sequence_arrays.Sequences]:
-  """Returns random walks as one split, 'train', of five classes.
-
-  The class is the column, of five or more, that drifts, by about as much as it
-  wanders.
-  """
-  rng = np.random.default_rng(0)
-  x = rng.standard_normal((count, length, columns), np.float32)
-  y = np.arange(count) % 5
-  x[np.arange(count), :, y] += 3.0 / np.sqrt(length)
-  x = np.cumsum(x, axis=1) / np.float32(np.sqrt(length))
-  lengths = np.full(count, length, np.int32)
-  return {'train': sequence_arrays.Sequences(x, lengths, y)}

@@ -19,7 +19,6 @@ that is sure of short strings to one whose states hold. With it each string of
 validation has noise of its own, which no epoch or run changes.
 """
 
-import csv
 import functools
 import itertools
 import types
@@ -183,7 +182,7 @@ class StateTracking(made.MadeTask):
     return _at_last(logits, inputs['length']) if self._every_step else logits
 
   def report(self, results, best_model) -> protocol.Report:
-    """Returns accuracies over length: numbers, a table and a figure.
+    """Returns accuracies over length: numbers and a figure.
 
     In the numbers 'accuracy_over_length' has mean, std and the accuracy of each
     seed for every length. 'solved_to' is the greatest length to which the mean
@@ -205,13 +204,6 @@ class StateTracking(made.MadeTask):
     solved = itertools.takewhile(is_solved, accuracies)
     chance = 1 / self.language.num_classes
 
-    def write(path, _):
-      with path.open('w', encoding='utf-8', newline='') as file:
-        table = csv.writer(file, lineterminator='\n')
-        table.writerow(['dataset', 'length', 'mean', 'std'])
-        for length, row in rows.items():
-          table.writerow([self.dataset, length, row['mean'], row['std']])
-
     def plot(path, title):
       seeds = [result['seed'] for result in results]
       figures.plot_over_length(
@@ -224,7 +216,7 @@ class StateTracking(made.MadeTask):
             'chance': chance,
             'solved_to': max(solved, default=None),
         },
-        {'accuracy_over_length.csv': write, 'accuracy_over_length.png': plot},
+        {'accuracy_over_length.png': plot},
     )
 
   def _logits(self, model, examples, rngs=None) -> jax.Array:
