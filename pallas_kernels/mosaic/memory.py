@@ -301,7 +301,7 @@ def copy_rows(
     place: the place of the first row in bytes.
     source: an array in device memory.
     offset: the place of the first row in elements.
-    rows: the rows. Of 16-bit elements the even lanes copy two.
+    rows: the rows. Even lanes copy two elements of 16 bits.
   """
   size, lanes = max(rows.dtype.itemsize, 4), ''
   code = gmem_address(rows.dtype.itemsize) + (

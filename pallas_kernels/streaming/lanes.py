@@ -3,8 +3,8 @@
 TMA knows no pairs of float32, complex arrays, and came with compute capability
 9.0. Here a thread copies the numbers of its own feature: one element a step,
 asynchronously, into its own places in shared memory. So no thread waits for
-another one, and steps beyond an array are zeros. Of 16-bit numbers, of which no
-copy is as small, the even lanes copy two features, and warps wait for their
+another one, and steps beyond an array are zeros. The smallest copy has four
+bytes: the even lanes copy two numbers of 16 bits, and warps wait for their
 lanes. Results go from registers to device memory.
 """
 

@@ -18,7 +18,7 @@ without copying their inputs from the host. `batches.txt` has the shapes of
 'batches': first a middle, a large and a small batch of every number of
 features, so that a part of a run covers the range. 'peers' has layers of other
 libraries. 'cudnn' has cuDNN's line, by torch, with the shapes of one head of
-`batches.txt` in float16. 'workloads' has published programs, beside flax and
+`batches.txt` in float16; 'card' is short, for a GPU that nobody has tried. 'workloads' has published programs, beside flax and
 cuDNN: `workloads.txt` has their names, layers, shapes and sources.
 """
 
@@ -467,6 +467,14 @@ SUITES: Mapping[str, Suite] = {
         _PACED,
         [*_ONE_HEAD],
         ('cudnn',),
+    ),
+    'card': _of_peers(
+        {name: _WHOLE[name] for name in ('12x64', '1x512', '1x1024')}
+        | _shapes('small=4,12,8,8 1024x64x256=1024,64,256,256'),
+        [Entry(None, ('LSTM', 'GRU'), _LAYER, (F16,))],
+        _PACED,
+        ('12x64', '1x512', '1x1024', '1024x64x256'),
+        (peers.OURS, peers.SCAN, 'cudnn'),
     ),
     'batches': Suite(
         _BATCHES,

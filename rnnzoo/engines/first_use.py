@@ -78,7 +78,7 @@ class Case:
   dtype: str
 
 
-# Of each kind one whose CTAs are alone, and one where they may wait for others.
+# Each kind has one whose CTAs are alone, and one where they may wait for others.
 CASES = (
     Case('linear', (2, 300, 130), 'float32'),
     Case('linear', (2, 4096, 64), 'bfloat16'),
