@@ -28,6 +28,30 @@ def kernel_memory() -> str:
   return pivots.sheet(found, heads, line, items)
 
 
+def assembled() -> str:
+  """The table of kernels compiled for cards that were not there."""
+  found = pivots.rows('assembled')
+  families: dict[str, Row] = {}
+  for row in found:
+    family = families.setdefault(row['family'], {'family': row['family']})
+    cell = family.setdefault(row['capability'], [])
+    cell.append(row)
+  capabilities = sorted({row['capability'] for row in found}, key=float)
+
+  def text(rows: Sequence[Row]) -> str:
+    right = [row for row in rows if row['status'] == 'ok']
+    refused = len(rows) - len(right)
+    spill = max(row['spill_bytes'] for row in right)
+    return f'{len(right)}, {spill}' + f', {refused} refused' * bool(refused)
+
+  lines = [
+      [family['family'], *(text(family[each]) for each in capabilities)]
+      for family in families.values()
+  ]
+  heads = ['kernels', *capabilities]
+  return pivots.with_source(pivots.table(heads, lines), found)
+
+
 def newton() -> str:
   """The table of Newton iterations at initialisation."""
   found = [row for row in pivots.rows('newton_cpu') if 'iterations' in row]

@@ -111,6 +111,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         'state_tracking': scores.state_tracking,
     },
     'docs/converting.md': {'conversions': conversions},
+    'docs/internals/kernels.md': {'assembled': paths.assembled},
     'docs/internals/transformations.md': {'transformations': transformations},
     'docs/libraries.md': {'libraries': libraries},
 }

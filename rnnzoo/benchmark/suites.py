@@ -18,8 +18,9 @@ without copying their inputs from the host. `batches.txt` has the shapes of
 'batches': first a middle, a large and a small batch of every number of
 features, so that a part of a run covers the range. 'peers' has layers of other
 libraries. 'cudnn' has cuDNN's line, by torch, with the shapes of one head of
-`batches.txt` in float16; 'card' is short, for a GPU that nobody has tried. 'workloads' has published programs, beside flax and
-cuDNN: `workloads.txt` has their names, layers, shapes and sources.
+`batches.txt` in float16. 'card' is short, for a GPU that nobody has tried.
+'workloads' has published programs, beside flax and cuDNN: `workloads.txt` has
+their names, layers, shapes and sources.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -78,7 +78,7 @@ class Case:
   dtype: str
 
 
-# Each kind has one whose CTAs are alone, and one where they may wait for others.
+# Each kind has one whose CTAs are alone; others may wait for each other.
 CASES = (
     Case('linear', (2, 300, 130), 'float32'),
     Case('linear', (2, 4096, 64), 'bfloat16'),

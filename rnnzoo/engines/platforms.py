@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from pallas_kernels import devices
 from pallas_kernels import promotion
 from rnnzoo.engines import autodiff
+from rnnzoo.engines import first_use
 from rnnzoo.engines import selection
 
 Function = Callable[..., Any]
@@ -196,13 +197,16 @@ def kernels_if_any(functions: Functions, operands):
   """Returns `by_platform`'s results, or `elsewhere`'s where no kernel can run.
 
   Args:
-    functions: `on_gpu` raises NotImplementedError where its kernels cannot run.
+    functions: `on_gpu`, of kernels for linear recurrences, raises
+      NotImplementedError where they cannot run.
     operands: a tree of arrays.
   """
   try:
     if devices.is_interpreting():
       return functions.on_gpu(operands)
     devices.current()
+    if first_use.doubt('linear'):
+      return functions.elsewhere(operands)
     return by_platform(functions, operands)
   except NotImplementedError:
     return functions.elsewhere(operands)
