@@ -195,6 +195,16 @@ def relative_error(got, want):
   return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
 
 
+def assert_near(got, want, limit):
+  """Fails unless ||got - want|| / ||want|| of each array is within a limit."""
+  for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+    if x.dtype != jax.dtypes.float0:
+      x, y = np.asarray(x, np.complex128), np.asarray(y, np.complex128)
+      error, most = np.linalg.norm(x - y), limit * np.linalg.norm(y) + 1e-30
+      if x.shape != y.shape or not error <= most:
+        raise AssertionError(f'{error} is above {most}: {x} and {y}')
+
+
 class ComparisonTestCase(parameterized.TestCase):
   """Has the comparison as a method."""
 

@@ -19,6 +19,12 @@ def explicit_mesh(**sizes: int) -> jax.sharding.AbstractMesh:
   )
 
 
+def sharded(mesh, spec, shape, dtype='float32') -> jax.ShapeDtypeStruct:
+  """Returns the type of an array over a mesh."""
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
 def run(
     test: absltest.TestCase,
     name: str,
