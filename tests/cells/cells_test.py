@@ -318,13 +318,11 @@ class ForgetBiasTest(parameterized.TestCase):
 
   @parameterized.parameters(('LSTM', 1), ('MinLSTM', 0))
   def test_is_added_to_one_gate(self, name, gate):
+    init = nnx.with_metadata(jax.nn.initializers.constant(0.5), note='mine')
     layer = rnnzoo.LAYERS[name](
-        IN,
-        FEATURES,
-        forget_bias=2.0,
-        bias_init=jax.nn.initializers.constant(0.5),
-        rngs=nnx.Rngs(0),
+        IN, FEATURES, forget_bias=2.0, bias_init=init, rngs=nnx.Rngs(0)
     )
+    self.assertEqual(layer.bias.get_metadata()['note'], 'mine')
     want = np.full(layer.bias.shape, 0.5, np.float32)
     want[gate] = 2.5
     np.testing.assert_array_equal(layer.bias[...], want)

@@ -137,39 +137,6 @@ class SeqLengthsTest(parameterized.TestCase):
 
 class MaskTest(parameterized.TestCase):
 
-  @parameterized.parameters('LSTM', 'AGRU', 'MinGRU', 'MinGRU_parallel')
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_holes(self, variant):
-    # The steps that are left, run alone, see the same.
-    name, options = VARIANTS[variant]
-    layer = random_layers.make(name, IN, FEATURES, **options)
-    mask = np.array([True, False, True, False, True])
-    f = reference.jit(lambda layer, x, mask: layer.unroll(x, mask=mask))
-    bad = np.where(mask[:, None], x[0], np.nan)
-    final, y = f(layer, bad, mask)
-    short, outputs = reference.jit(lambda layer, x: layer.unroll(x))(
-        layer, x[0, mask]
-    )
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
-    close(y[mask], outputs)
-    np.testing.assert_array_equal(y[~mask], np.zeros((2, FEATURES)))
-    jax.tree.map(close, final, short)
-
-  @parameterized.parameters('LSTM', 'MinGRU', 'MinGRU_parallel')
-  @pytest.mark.few(2)
-  def test_reset_in_a_hole_acts(self, variant):
-    # An episode may end at a step that is not seen.
-    name, options = VARIANTS[variant]
-    layer = random_layers.make(name, IN, FEATURES, **options)
-    mask = np.array([True, True, False, True, True])
-    ends = np.array([False, False, True, False, False])
-    run = reference.jit(
-        lambda layer, x: layer.unroll(x, mask=mask, reset=ends)[1]
-    )
-    alone = reference.jit(lambda layer, x: layer(x))(layer, x[0, 3:])
-    np.testing.assert_allclose(run(layer, x[0])[3:], alone, atol=1e-6)
-
   def test_mask_and_lengths_combine(self):
     layer = random_layers.make('GRU', IN, FEATURES)
     mask = np.random.default_rng(1).random((BATCH, TIME)) < 0.6

@@ -41,7 +41,7 @@ def pure(layer, method='__call__'):
 
 
 def squares(layer, **given):
-  """Returns (state, x, **options) -> the sum of y² in float32, and the state."""
+  """Returns (state, x, **options) -> sum of y² in float32, and the state."""
   call, state = pure(layer)
 
   def loss(state, x, **options):
