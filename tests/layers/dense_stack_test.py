@@ -60,13 +60,6 @@ class DenseStackTest(parameterized.TestCase):
     self.assertEqual(stack.features, FEATURES)
     close(got, want)
 
-  @pytest.mark.slow
-  def test_a_mask_is_zero(self):
-    bad = np.where(valid[..., None], x, np.nan)
-    y = np.asarray(make()(bad, mask=valid))
-    equal(y[~valid], 0)
-    equal(y[valid][:, :IN], x[valid])
-
   def test_drops_new_outputs_while_training(self):
     stack = make(rnnzoo.LSTM, dropout_rate=0.5)
     train = nnx.jit(lambda stack, x, rngs: stack(x, rngs=rngs))
@@ -94,11 +87,6 @@ class DenseStackTest(parameterized.TestCase):
     y = stack(x, seq_lengths=LENGTHS)
     self.assertEqual(y.shape, (BATCH, TIME, IN + 4 * FEATURES))
     equal(np.asarray(y)[~valid], 0)
-
-  @pytest.mark.slow
-  def test_dtype(self):
-    stack = make(dtype=jnp.bfloat16, norm='batch')
-    self.assertEqual(stack(x, rngs=nnx.Rngs(0)).dtype, jnp.bfloat16)
 
   @parameterized.parameters(
       ({'dropout_rate': 2.0}, ValueError, r'dropout_rate must be in \[0, 1\)'),
