@@ -182,7 +182,7 @@ rnnzoo/engines/choice.py tests/layers/errors_test.py
   + log_once(f  @ warns_once
 rnnzoo/engines/platforms.py tests/engines/platforms_test.py
   - selection.warn_once(
-  + selection.log_once(  @ without_a_gpu
+  + selection.log_once(  @ NoGpu
 pallas_kernels/devices.py tests/layers/errors_test.py
   - _MAJORS = (9, 10)
   + _MAJORS = (8, 9, 10)  @ warns_once
