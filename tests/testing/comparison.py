@@ -168,6 +168,16 @@ def abstract_gradient(case):
   return jax.grad(loss, (0, 1)), args
 
 
+def mapped_gradients(case):
+  """Yields `abstract_gradient` over rows of x, and over rows of parameters."""
+  f, (state, x, *rest) = abstract_gradient(case)
+  many = lambda tree: jax.tree.map(
+      lambda v: jax.ShapeDtypeStruct((3, *v.shape), v.dtype), tree
+  )
+  yield jax.vmap(f, (None, 0, None, None, None)), (state, many(x), *rest)
+  yield jax.vmap(f, (0, None, None, None, None)), (many(state), x, *rest)
+
+
 def randomize(tree, seed, dtype, scale=0.4):
   """Replaces every array by random numbers that `dtype` can hold.
 
