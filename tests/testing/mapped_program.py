@@ -7,6 +7,7 @@ Its arguments are cases, each LAYER:WAY. Each prints a line once
 import functools
 import sys
 
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -113,8 +114,7 @@ def main(names):
       want = run('scan', whole, function)[0]
     else:
       want = run('scan', whole)
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-      np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-10)
+    chex.assert_trees_all_close(got, want, rtol=1e-7, atol=1e-10)
     print(f'{name} is the same on {DEVICES} devices')
 
 

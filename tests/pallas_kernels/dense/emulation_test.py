@@ -12,7 +12,6 @@ from unittest import mock
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
