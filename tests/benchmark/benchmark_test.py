@@ -48,11 +48,21 @@ def run(*arguments):
   return code, out.getvalue().strip(), err.getvalue().strip()
 
 
+def rows_of(path):
+  return json.loads(path.read_text())['rows']
+
+
 def case(layer, shape, dtype='float32', projection='without', **options):
   """A case that is computed by 'scan'."""
   return cases.Case(
       layer, 'small', shape, dtype, projection, ('scan',), **options
   )
+
+
+def check(layer, sizes, dtype, options, projection='with'):
+  """A case that is checked and not timed; sizes as for `cases.heads`."""
+  options = {'drawn': True, 'checked': True, 'options': options}
+  return case(layer, cases.heads(*sizes), dtype, projection, **options)
 
 
 def doubling(case):
@@ -92,7 +102,7 @@ class BenchmarkTest(absltest.TestCase):
       )
     self.assertEqual(code, 1)
     self.assertIn('from the float64 scan, 1.0e-03, is above', out)
-    for row in json.loads(path.read_text())['rows']:
+    for row in rows_of(path):
       failed = row['program'] == 'associative_scan'
       self.assertEqual(row['status'], 'failed' if failed else 'ok')
       self.assertEqual('ms' in row, not failed)
@@ -191,7 +201,7 @@ class BenchmarkTest(absltest.TestCase):
           f'--output={path}',
       )
     self.assertEqual(code, 0, out)
-    rows = json.loads(path.read_text())['rows']
+    rows = rows_of(path)
     self.assertLen(rows, 4)
     for row in rows:
       self.assertEqual(row['status'], 'ok', row)
@@ -200,51 +210,29 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_dense_checks(self):
-    check = lambda layer, shape, dtype, projection, options: case(
-        layer,
-        shape,
-        dtype,
-        projection,
-        drawn=True,
-        checked=True,
-        options=options,
-    )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
         'dense',
         'GRU,Elman',
-        check('GRU', cases.heads(2, 8, 3, 5), cases.BF16, 'without', flags),
-        check(
-            'Elman', cases.heads(1, 24, 3, 1), cases.F16, 'with', cases.RESET
-        ),
-        check('LSTM', cases.heads(1, 24, 3, 1), cases.BF16, 'without', flags),
+        check('GRU', (2, 8, 3, 5), cases.BF16, flags, 'without'),
+        check('Elman', (1, 24, 3, 1), cases.F16, cases.RESET),
+        check('LSTM', (1, 24, 3, 1), cases.BF16, flags, 'without'),
     )
-    self.assertEqual(
-        rows[0]['layer'], 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
-    )
-    self.assertContainsSubset(
-        (
-            'y.h',
-            'y.carry.0',
-            'gradient.restart.0',
-            'gradient.carry.0',
-            'gradient.params.recurrent_bias',
-        ),
-        rows[1]['errors'],
-    )
+    title = 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
+    self.assertEqual(rows[0]['layer'], title)
+    own = 'restart.0', 'carry.0', 'params.recurrent_bias'
+    names = 'y.h', 'y.carry.0', *(f'gradient.{name}' for name in own)
+    self.assertContainsSubset(names, rows[1]['errors'])
 
   @pytest.mark.slow
   def test_linear_checks(self):
-    check = lambda layer, shape, dtype, options: case(
-        layer, shape, dtype, 'with', drawn=True, checked=True, options=options
-    )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
         'linear',
         'MinGRU,IRevRNN',
-        check('MinGRU', cases.heads(1, 8, 3, 5), cases.F32, flags),
-        check('IRevRNN', cases.heads(1, 8, 2, 3), cases.BF16, cases.RESET),
-        check('MinLSTM', cases.heads(1, 8, 3, 1), cases.BF16, cases.RESET),
+        check('MinGRU', (1, 8, 3, 5), cases.F32, flags),
+        check('IRevRNN', (1, 8, 2, 3), cases.BF16, cases.RESET),
+        check('MinLSTM', (1, 8, 3, 1), cases.BF16, cases.RESET),
     )
     title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
     self.assertEqual(rows[1]['layer'], title)
@@ -369,7 +357,7 @@ sys.exit(program.main(program.parse_flags([
     code, _, err = run(*arguments, '--time_limit=0')
     self.assertEqual(code, 1)
     self.assertIn('1 of 1 cases were not begun', err)
-    self.assertEqual(json.loads(path.read_text())['rows'], result['rows'])
+    self.assertEqual(rows_of(path), result['rows'])
     result['versions']['jax'] = '0'
     report.write(result, path)
     code, _, err = run(*arguments)
@@ -404,27 +392,21 @@ sys.exit(program.main(program.parse_flags([
         self.assertEqual(code, 1, out)
         self.assertIn(f'FAILED: {number} of {2 * number} rows', err)
         self.assertNotIn('not begun', err)
-        rows = json.loads(path.read_text())['rows']
+        rows = rows_of(path)
         for row in rows[:number]:
           self.assertEqual(row['status'], 'failed')
           self.assertRegex(row['reason'], '[Mm]emory|Overflow')
         for row in rows[number:]:
           self.assertEqual(row['status'], 'ok')
-    case = cases.Case(
-        'GRU',
-        'x',
-        cases.Shape(2**20, 2**20, 64, 64),
-        'float32',
-        'with',
-        ('rnnzoo',),
-    )
-    rows_of_peers = peers.measure([case], timing.Timer(), timing.Watchdog(60))
-    self.assertEqual([row['status'] for row in rows_of_peers], ['failed'] * 2)
+    shape = cases.Shape(2**20, 2**20, 64, 64)
+    case = cases.Case('GRU', 'x', shape, 'float32', 'with', ('rnnzoo',))
+    of_peers = peers.measure([case], timing.Timer(), timing.Watchdog(60))
+    self.assertEqual([row['status'] for row in of_peers], ['failed'] * 2)
     # Where nothing is measured, rows of another run stay.
     code, _, err = run(*arguments, '--time_limit=0')
     self.assertEqual(code, 0)
     self.assertIn('cases were not begun', err)
-    self.assertEqual(json.loads(path.read_text())['rows'], rows)
+    self.assertEqual(rows_of(path), rows)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,5 @@
 """Suites of paths, stacks, loops and devices run, on shapes that are small."""
 
-import json
 import pathlib
 
 from absl.testing import absltest
@@ -22,7 +21,7 @@ class SuitesTest(parameterized.TestCase):
         f'--suite={suite}', *arguments, '--repeats=1', f'--output={path}'
     )
     self.assertEqual(code, 0, out + err)
-    rows = json.loads(path.read_text())['rows']
+    rows = benchmark_test.rows_of(path)
     for row in rows:
       self.assertContainsSubset(measurement.KEY, row)
       if row['status'] == 'cannot':
