@@ -49,9 +49,10 @@ class SafetensorsTest(absltest.TestCase):
     new = lambda cls, **options: cls(4, 4, rngs=nnx.Rngs(0), **options)
     stack = functools.partial(rnnzoo.Stack, rnnzoo.MinGRU)
     relu = functools.partial(rnnzoo.Elman, activation='relu')
+    slstm = new(rnnzoo.SLSTM, num_heads=1)
     for saved, loaded, message in (
         (new(rnnzoo.Elman), new(relu), 'module with .*tanh.*has .*relu'),
-        (new(rnnzoo.LSTM), new(rnnzoo.SLSTM), r'LSTMCell\(\).*has .*SLSTMCell'),
+        (new(rnnzoo.LSTM), slstm, r'LSTMCell\(\).*has .*SLSTMCell'),
         (new(stack, residual=True), new(stack), 'residual = True'),
     ):
       convert.save_safetensors(saved, self.path)
