@@ -52,6 +52,14 @@ def rows_of(path):
   return json.loads(path.read_text())['rows']
 
 
+def result(test, *arguments):
+  """Returns the file of a run that succeeds, and what it printed."""
+  path = pathlib.Path(test.create_tempdir().full_path) / 'new' / 'out.json'
+  code, out, err = run(*arguments, f'--output={path}')
+  test.assertEqual(code, 0, out + err)
+  return json.loads(path.read_text()), out
+
+
 def case(layer, shape, dtype='float32', projection='without', **options):
   """A case that is computed by 'scan'."""
   return cases.Case(
@@ -109,21 +117,14 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_linear_suite(self):
-    path = self.output()
-    code, out, _ = run(
-        '--suite=linear',
-        '--layers=linear_scan,MinGRU,projection',
-        '--implementations=scan,pallas',
-        '--shapes=small',
-        '--dtypes=float32',
-        '--repeats=1',
-        f'--output={path}',
+    found, out = result(
+        *(self, '--suite=linear', '--layers=linear_scan,MinGRU,projection'),
+        *('--implementations=scan,pallas', '--shapes=small'),
+        *('--dtypes=float32', '--repeats=1'),
     )
-    self.assertEqual(code, 0, out)
-    result = json.loads(path.read_text())
-    self.assertEqual(result['suite'], 'linear')
+    self.assertEqual(found['suite'], 'linear')
     # Two on gates and a layer, both directions, both paths; its products.
-    self.assertLen(result['rows'], 8 + 4 + 2)
+    self.assertLen(found['rows'], 8 + 4 + 2)
     size = 4 * 12 * 8 * 4
     moved = {
         ('linear_scan', 'forward'): 3,
@@ -131,7 +132,7 @@ class BenchmarkTest(absltest.TestCase):
         ('MinGRU', 'forward'): 3,
         ('MinGRU', 'forward+backward'): 9,
     }
-    for row in result['rows']:
+    for row in found['rows']:
       if row['program'] == 'pallas':
         self.assertEqual(row['status'], 'cannot')
         self.assertIn('GPU kernels need', row['reason'])
@@ -149,25 +150,17 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_dense_suite_at_sizes_of_ones_own(self):
-    path = self.output()
-    code, out, _ = run(
-        '--suite=dense',
-        '--layers=GRU',
-        '--implementations=scan,pallas',
-        '--shape=4,12,16,16,2',
-        '--dtypes=bfloat16',
-        '--repeats=1',
-        f'--output={path}',
+    found, out = result(
+        *(self, '--suite=dense', '--layers=GRU', '--shape=4,12,16,16,2'),
+        *('--implementations=scan,pallas', '--dtypes=bfloat16', '--repeats=1'),
     )
-    self.assertEqual(code, 0, out)
     self.assertIn('4x12x16x16x2 (batch 4, time 12, in_features 16', out)
-    result = json.loads(path.read_text())
-    self.assertEqual(result['suite'], 'dense')
-    self.assertEqual({row['num_heads'] for row in result['rows']}, {2})
-    self.assertIn('12x64', result['published_ms']['FlashRNN fused, bfloat16'])
+    self.assertEqual(found['suite'], 'dense')
+    self.assertEqual({row['num_heads'] for row in found['rows']}, {2})
+    self.assertIn('12x64', found['published_ms']['FlashRNN fused, bfloat16'])
     # On gates and on x, both directions, both paths.
-    self.assertLen(result['rows'], 8)
-    for row in result['rows']:
+    self.assertLen(found['rows'], 8)
+    for row in found['rows']:
       if row['program'] == 'pallas':
         self.assertEqual(row['status'], 'cannot')
         self.assertIn('GPU kernels', row['reason'])
@@ -183,25 +176,17 @@ class BenchmarkTest(absltest.TestCase):
           backward and row['projection'] == 'without',
       )
     self.assertIn('GPU kernels', out)
-    with mock.patch.object(pivots, 'load', lambda _: result):
+    with mock.patch.object(pivots, 'load', lambda _: found):
       lines = time_tables.dense().splitlines()
     (row,) = [line for line in lines if line.startswith('| `GRU`')]
     self.assertIn('| 4 x 12 x 2 x 8 | bfloat16 |', row)
 
   def check_rows(self, suite, layers, *table):
     """Returns the rows of a suite's checks, which all pass."""
-    path = self.output()
     changed = dataclasses.replace(suites.SUITES[suite], checks=table)
+    flags = f'--suite={suite}', '--check_only', f'--layers={layers}'
     with mock.patch.dict(program.SUITES, {suite: changed}):
-      code, out, _ = run(
-          f'--suite={suite}',
-          '--check_only',
-          f'--layers={layers}',
-          '--implementations=scan',
-          f'--output={path}',
-      )
-    self.assertEqual(code, 0, out)
-    rows = rows_of(path)
+      rows = result(self, *flags, '--implementations=scan')[0]['rows']
     self.assertLen(rows, 4)
     for row in rows:
       self.assertEqual(row['status'], 'ok', row)

@@ -64,20 +64,11 @@ class FactsTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_lengths(self):
-    path = self.output()
-    code, out, _ = benchmark_test.run(
-        '--suite=lengths',
-        '--shape=1,4,8,8',
+    found, _ = benchmark_test.result(
+        *(self, '--suite=lengths', '--shape=1,4,8,8', '--repeats=1'),
         '--layers=linear_scan,MinGRU',
-        '--repeats=1',
-        f'--output={path}',
     )
-    self.assertEqual(code, 0, out)
-    rows = [
-        row
-        for row in json.loads(path.read_text())['rows']
-        if row['status'] == 'ok'
-    ]
+    rows = [row for row in found['rows'] if row['status'] == 'ok']
     self.assertLen(rows, 8)
     for row in rows:
       self.assertGreater(row['with_copy_ms'], 0)

@@ -1,7 +1,5 @@
 """Suites of paths, stacks, loops and devices run, on shapes that are small."""
 
-import pathlib
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
@@ -16,12 +14,8 @@ class SuitesTest(parameterized.TestCase):
 
   def rows(self, suite, *arguments):
     """Returns the rows of a suite, none of which fails."""
-    path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
-    code, out, err = benchmark_test.run(
-        f'--suite={suite}', *arguments, '--repeats=1', f'--output={path}'
-    )
-    self.assertEqual(code, 0, out + err)
-    rows = benchmark_test.rows_of(path)
+    flags = f'--suite={suite}', *arguments, '--repeats=1'
+    rows = benchmark_test.result(self, *flags)[0]['rows']
     for row in rows:
       self.assertContainsSubset(measurement.KEY, row)
       if row['status'] == 'cannot':

@@ -81,13 +81,6 @@ class DenseStackTest(parameterized.TestCase):
       stack(x)
     self.assertGreater(np.abs(stack(x, rngs=rngs()) - want).max(), 1e-3)
 
-  @pytest.mark.slow
-  def test_bidirectional(self):
-    stack = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
-    y = stack(x, seq_lengths=LENGTHS)
-    self.assertEqual(y.shape, (BATCH, TIME, IN + 4 * FEATURES))
-    equal(np.asarray(y)[~valid], 0)
-
   @parameterized.parameters(
       ({'dropout_rate': 2.0}, ValueError, r'dropout_rate must be in \[0, 1\)'),
       ({'num_layers': 0}, ValueError, 'num_layers must be a positive int'),

@@ -314,8 +314,10 @@ class SLSTMBlockTest(parameterized.TestCase):
     self.assertEqual(shape(new(rnnzoo.Stack, num_layers=2), ones), (2, 5, 8))
     self.assertEqual(shape(new(rnnzoo.Bidirectional), ones), (2, 5, 16))
     carry = rnnzoo.ScannedRNN.initialize_carry(2, 8, rnnzoo.SLSTMBlock)
-    options = {'layer': rnnzoo.SLSTMBlock, 'rngs': nnx.Rngs(0)}
-    scanned = nnx.eval_shape(lambda: rnnzoo.ScannedRNN(8, 8, **options))
+    options = {'layer': rnnzoo.SLSTMBlock}
+    scanned = nnx.eval_shape(
+        lambda: rnnzoo.ScannedRNN(8, 8, rngs=nnx.Rngs(0), **options)
+    )
     run = lambda layer, carry, x: layer(carry, x)[1]
     rollout = jnp.ones((5, 2, 8)), jnp.zeros((5, 2))
     y = jax.eval_shape(run, scanned, carry, rollout)

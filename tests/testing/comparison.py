@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from tests.testing import random_layers
 from tests.testing import reference
 
 
@@ -190,16 +191,6 @@ def randomize(tree, seed, dtype, scale=0.4):
   return jax.tree.unflatten(treedef, made)
 
 
-def random_carry(case, cell, seed, dtype):
-  """A carry as a run could have left it: normalisers are at least 1."""
-  rng = np.random.default_rng(seed)
-  carry = []
-  for name in cell.carry_names:
-    value = 0.4 * rng.standard_normal((case.batch, case.features))
-    carry.append((1 + value**2 if name == 'n' else value).astype(dtype))
-  return tuple(carry)
-
-
 def relative_error(got, want):
   got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
   return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
@@ -260,8 +251,9 @@ class ComparisonTestCase(parameterized.TestCase):
           np.zeros_like, state['learned_carry']
       )
     x = randomize(np.zeros((batch, time, case.in_features)), 3, dtype, 1.0)
-    carry = random_carry(case, layer.cell, 4, wide)
     last = (batch, case.features)
+    carries = [np.zeros(last)] * len(layer.cell.carry_names)
+    carry = random_layers.as_carry(layer.cell, randomize(carries, 4, wide))
     weights = tuple(
         randomize(np.zeros(shape), 5 + i, wide, 1.0)
         for i, shape in enumerate(
