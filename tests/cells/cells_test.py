@@ -1,7 +1,5 @@
 """Promises of single cells: parameters, limits, long sequences, memory."""
 
-import functools
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import chex
