@@ -23,6 +23,19 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
 
 
+def unpacked(cell):
+  """Returns what plans have of a cell: functions of rows for its parameters."""
+  by_name = lambda method: lambda theta, *args: method(
+      dict(zip(cell.param_names, theta, strict=True)), *args
+  )
+  two = hasattr(cell, 'operand')
+  return {
+      'update': by_name(cell.update),
+      'operand': by_name(cell.operand) if two else None,
+      'params': len(cell.param_names),
+  }
+
+
 def products(matrix, h):
   """[G, N, D, D], indexed [gate, head, row, sum], and [B, F] -> [G, B, F]."""
   _, heads, size, _ = matrix.shape

@@ -380,13 +380,8 @@ class SharedGatesTest(parameterized.TestCase):
     if not abstract_gpu.RUNS:
       return
     cell = CELLS[name]
-    by_name = lambda f: lambda theta, *args: f(
-        dict(zip(cell.param_names, theta, strict=True)), *args
-    )
     plan = plan_lib.Plan(
-        update=by_name(cell.update),
-        operand=by_name(cell.operand) if hasattr(cell, 'operand') else None,
-        params=len(cell.param_names),
+        **dense_loops.unpacked(cell),
         gates=cell.input_gates,
         recurrent=cell.recurrent_gates,
         states=len(cell.carry_names),

@@ -108,14 +108,8 @@ class EmulationTest(parameterized.TestCase):
     kernel = kernel.astype(dtype)
     carry, restart = (draw(states, batch, features) for _ in range(2))
     bits = rng.integers(0, 4, (levels, batch, time)) * flags
-    unpacked = lambda method: lambda theta, *args: method(
-        dict(zip(names, theta, strict=True)), *args
-    )
-    two = hasattr(cell, 'operand')
     recurrence = plan_lib.Recurrence(
-        update=unpacked(cell.update),
-        operand=unpacked(cell.operand) if two else None,
-        params=len(names),
+        **dense_loops.unpacked(cell),
         shape=(batch, time, levels, size),
         call=call_lib.Call(
             out_dtype=dtype,

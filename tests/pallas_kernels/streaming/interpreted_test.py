@@ -368,12 +368,7 @@ class TransformationsTest(parameterized.TestCase):
   def close(self, run):
     """`run`, a function of the implementation, is the same by the loop."""
     with abstract_gpu.interpreted(self):
-      got = run('pallas')
-      jax.tree.map(
-          lambda x, y: self.assertLess(comparison.relative_error(x, y), 4e-6),
-          got,
-          run('scan'),
-      )
+      comparison.assert_near(run('pallas'), run('scan'), 4e-6)
 
   @parameterized.parameters('MinGRU', 'IndRNN')
   @pytest.mark.slow
@@ -384,13 +379,8 @@ class TransformationsTest(parameterized.TestCase):
 
     def run(implementation):
       layer = random_layers.make(name, 4, 8, implementation=implementation)
-      graphdef, state = nnx.split(layer)
-      reset = np.arange(7) % 5 == 3
-
-      def loss(state, x):
-        layer = nnx.merge(graphdef, state)
-        return jnp.sum(layer(x, reset=np.tile(reset, (2, 1))) ** 2)
-
+      reset = np.tile(np.arange(7) % 5 == 3, (2, 1))
+      loss, state = random_layers.squares(layer, reset=reset)
       many = jax.tree.map(lambda p: jnp.stack([0.5 * p, -p]), state)
       grad = jax.grad(loss, (0, 1))
 
