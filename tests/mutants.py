@@ -86,9 +86,9 @@ rnnzoo/cells/minlstm.py tests/cells/cells_test.py
 rnnzoo/cells/minlstm.py tests/cells/equations_test.py
   - forget, admit = one + exp_i
   + forget, admit = one + exp_f  @ MinLSTM
-rnnzoo/cells/mingru.py tests/engines/linear_scan_test.py
+rnnzoo/cells/mingru.py tests/cells/equations_test.py
   - x + 0.5, sigmoid
-  + x + 0.25, sigmoid  @ LogSpace
+  + x + 0.25, sigmoid  @ MinGRU
 rnnzoo/cells/agru.py tests/cells/equations_test.py
   - params['epsilon'] * z * d
   + params['epsilon'] * d  @ AGRU

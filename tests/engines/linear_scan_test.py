@@ -249,52 +249,5 @@ class LinearScanTest(parameterized.TestCase):
     np.testing.assert_allclose(y[0, 4:], made(x[0, 4:]), rtol=1e-5, atol=1e-6)
 
 
-def log_space(log_a, log_b):
-  """h = exp(A + logcumsumexp(log b - A)), A = cumsum(log a); time is first.
-
-  The paper's formula for the model with a positive candidate.
-  """
-  A = np.cumsum(log_a, axis=0)
-  return np.exp(A + np.logaddexp.accumulate(log_b - A, axis=0))
-
-
-class LogSpaceTest(parameterized.TestCase):
-
-  @parameterized.product(layer=('MinGRU', 'MinLSTM'), path=PATHS)
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_positive_candidate_is_the_log_space_model(self, layer, path):
-    rng = np.random.default_rng(0)
-    x = 2 * rng.standard_normal((20, 3))
-    with jax.enable_x64(True):
-      made = rnnzoo.LAYERS[layer](
-          3,
-          4,
-          candidate='positive',
-          implementation=path,
-          param_dtype=jnp.float64,
-          bias_init=jax.nn.initializers.normal(),
-          rngs=nnx.Rngs(0),
-      )
-      h = np.asarray(nnx.jit(made)(x))
-      gates = np.einsum('ti,gif->gtf', x, made.kernel[...])
-      gates += np.asarray(made.bias[...])[:, None]
-    softplus = lambda v: np.logaddexp(0, v)
-    if layer == 'MinGRU':
-      k, candidate = gates
-      log_keep, log_take = -softplus(k), -softplus(-k)
-    else:
-      f, i, candidate = gates
-      d = softplus(-f) - softplus(-i)
-      log_keep, log_take = -softplus(d), -softplus(-d)
-    log_g = np.where(
-        candidate >= 0,
-        np.log(np.maximum(candidate, 0) + 0.5),
-        -softplus(-candidate),
-    )
-    want = log_space(log_keep, log_take + log_g)
-    np.testing.assert_allclose(h, want, rtol=1e-11)
-
-
 if __name__ == '__main__':
   absltest.main()

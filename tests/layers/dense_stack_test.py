@@ -82,11 +82,7 @@ class DenseStackTest(parameterized.TestCase):
     self.assertGreater(np.abs(stack(x, rngs=rngs()) - want).max(), 1e-3)
 
   @parameterized.parameters(
-      ({'dropout_rate': 2.0}, ValueError, r'dropout_rate must be in \[0, 1\)'),
-      ({'num_layers': 0}, ValueError, 'num_layers must be a positive int'),
-      ({'norm': 'group'}, ValueError, 'norm must be one of'),
       ({'norm_momentum': 0.5}, ValueError, "needs norm='batch'"),
-      ({'share_dropout_over_time': 1}, ValueError, 'must be a bool'),
       ({'layer': [rnnzoo.GRU]}, ValueError, 'one factory or num_layers = 2'),
       ({'residual': True}, TypeError, 'dense or residual, not both'),
       ({'residual': False}, TypeError, 'dense or residual, not both'),

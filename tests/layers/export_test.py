@@ -24,7 +24,9 @@ LARGE = 4096
 COMPOSED = {
     'Stack': lambda: rnnzoo.Stack(
         *(rnnzoo.GRU, IN, FEATURES),
-        **{'num_layers': 2, 'norm': 'batch', 'residual': True},
+        num_layers=2,
+        norm='batch',
+        residual=True,
         rngs=nnx.Rngs(0),
     ),
     'Bidirectional': lambda: rnnzoo.Bidirectional(

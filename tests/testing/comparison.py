@@ -7,6 +7,7 @@ formulas.
 from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 from absl.testing import parameterized
@@ -261,12 +262,9 @@ class ComparisonTestCase(parameterized.TestCase):
         )
     )
 
-    def given(x):
-      """Swaps batch and time where the case has them the other way."""
-      if x is None or not case.time_major:
-        return x
-      return x.swapaxes(0, 1)
-
+    # Batch and time are swapped where the case has them the other way.
+    turns = lambda x: x is not None and case.time_major
+    given = lambda x: x.swapaxes(0, 1) if turns(x) else x
     if case.mask:
       padding = {'mask': given(mask)}
 
@@ -299,9 +297,7 @@ class ComparisonTestCase(parameterized.TestCase):
     self.assertEqual(final[0].dtype, wide)
 
     made = nnx.merge(graphdef, state)
-    double = lambda tree: jax.tree.map(
-        lambda v: np.asarray(v, np.float64), tree
-    )
+    double = functools.partial(jax.tree.map, np.float64)
     pure = lambda v: None if v is None else v[...]
     modules, states = [], {}
     for name in ('input_map', 'readout'):
@@ -320,9 +316,7 @@ class ComparisonTestCase(parameterized.TestCase):
             'recurrent_kernel': pure(made.recurrent_kernel),
             # One number for all features is given to each, see `_close`.
             'cell_params': {
-                k: np.broadcast_to(
-                    v, np.broadcast_shapes(v.shape, (case.features,))
-                )
+                k: v[...] if v.ndim else np.full(case.features, v[...])
                 for k, v in made.cell_params.items()
             },
             'carry': carry,
@@ -346,13 +340,12 @@ class ComparisonTestCase(parameterized.TestCase):
           tuple(modules),
       )
 
+    matrices = 'kernel', 'bias', 'recurrent_kernel'
     got = {
         'x': d_x,
         'carry': d_carry,
         **{name: d_state[name] for name in states},
-        'kernel': d_state.get('kernel'),
-        'bias': d_state.get('bias'),
-        'recurrent_kernel': d_state.get('recurrent_kernel'),
+        **{name: d_state.get(name) for name in matrices},
         'cell_params': dict(d_state.get('cell_params', {})),
         'restart': d_state['learned_carry'],
     }

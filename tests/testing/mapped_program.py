@@ -17,6 +17,7 @@ import numpy as np
 
 import rnnzoo
 from tests.testing import reference
+from tests.testing import several_devices
 
 DEVICES = 8
 ROWS, BATCH, TIME, IN = 4, 2, 11, 3
@@ -92,8 +93,7 @@ def cases(name):
 
 
 def main(names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   jax.config.update('jax_enable_x64', True)
   mesh = jax.make_mesh((4, 2), ('a', 'b'))
   find = functools.cache(cases)

@@ -12,14 +12,14 @@ import numpy as np
 
 from tests.layers import flax_modes_test
 from tests.testing import reference
+from tests.testing import several_devices
 from tests.testing import sharded_cases
 
 DEVICES = 4
 
 
 def main(names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ('data',))
   for name in names:
     case = sharded_cases.Case.named(name)

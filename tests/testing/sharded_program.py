@@ -26,6 +26,7 @@ from tests.testing import comparison
 from tests.testing import dense_loops
 from tests.testing import random_layers
 from tests.testing import reference
+from tests.testing import several_devices
 from tests.testing import sharded_cases
 from tests.testing import streaming_loops
 
@@ -275,8 +276,7 @@ def stacks(mesh):
 
 
 def main(kind, names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   mesh = jax.make_mesh(
       (DEVICES,), ('data',), axis_types=(jax.sharding.AxisType[kind],)
   )

@@ -25,6 +25,7 @@ import rnnzoo
 from tests.testing import comparison
 from tests.testing import devices_program
 from tests.testing import random_layers
+from tests.testing import several_devices
 from tests.testing import sharded_cases
 from tests.testing import sharded_program
 
@@ -208,8 +209,7 @@ def gathered(mesh, layer):
 
 
 def main(kind, names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   layout = LAYOUTS[kind]
   mesh = make_mesh(layout)
   said: list[str] = []

@@ -48,7 +48,6 @@ SHARED_MEMORY = 227 * 1024
 case = functools.partial(
     comparison.Case, path='pallas', dtype='bfloat16', scale=0.1
 )
-heads = lambda n: {'num_heads': n}
 CASES = comparison.table(
     case,
     """
