@@ -129,12 +129,17 @@ class NewtonJointsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_is_the_trajectory_of_scan(self, case):
-    with on_gpu(self, case.fewest):
-      (last, wanted), (final, found), report = run(case)
+    report = self.check(case, case.fewest)
     self.assertFalse(report.fell_back)
     self.assertGreaterEqual(report.parts, 2)
+
+  def check(self, case, fewest=8):
+    """Returns the report of a run that gives the trajectory of 'scan'."""
+    with on_gpu(self, fewest):
+      (last, wanted), (final, found), report = run(case)
     for a, b in zip((*found, *final), (*wanted, *last), strict=True):
       close(a, b)
+    return report
 
   @pytest.mark.exhaustive
   def test_over_auto_axes(self):
@@ -149,11 +154,7 @@ class NewtonJointsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gives_up_where_parts_forget_nothing(self, case):
-    with on_gpu(self):
-      (last, wanted), (final, found), report = run(case)
-    self.assertTrue(report.fell_back)
-    for a, b in zip((*found, *final), (*wanted, *last), strict=True):
-      close(a, b)
+    self.assertTrue(self.check(case).fell_back)
 
   @pytest.mark.slow
   def test_numbers_that_are_not_finite(self):

@@ -520,13 +520,8 @@ class TokensTest(parameterized.TestCase):
     model = translator(encoder, attention)
 
     def run(source, lengths, target):
-      return model(
-          source,
-          target,
-          source_lengths=lengths,
-          teacher_forcing=teacher_forcing,
-          rngs=nnx.Rngs(0),
-      )
+      options = {'source_lengths': lengths, 'rngs': nnx.Rngs(0)}
+      return model(source, target, teacher_forcing=teacher_forcing, **options)
 
     mesh = several_devices.explicit_mesh(a=4, b=2)
     with jax.sharding.use_abstract_mesh(mesh):

@@ -103,13 +103,9 @@ class StrictDtypesTest(parameterized.TestCase):
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_language_model(self, dtype):
-    model = models.LanguageModel(
-        functools.partial(rnnzoo.MinGRU, dtype=dtype),
-        num_tokens=5,
-        features=FEATURES,
-        dtype=jnp.bfloat16,
-        rngs=nnx.Rngs(0),
-    )
+    layer = functools.partial(rnnzoo.MinGRU, dtype=dtype)
+    options = {'dtype': jnp.bfloat16, 'rngs': nnx.Rngs(0)}
+    model = models.LanguageModel(layer, 5, FEATURES, **options)
     with jax.numpy_dtype_promotion('strict'):
       logits = jax.eval_shape(model, jnp.ones((BATCH, TIME), jnp.int32))
     self.assertEqual(logits.dtype, jnp.float32)
@@ -146,13 +142,9 @@ class NumpyScalarsTest(parameterized.TestCase):
       self.assertEqual(got.dtype, jnp.bfloat16)
 
   def test_dropout(self):
-    stack = rnnzoo.Stack(
-        *(rnnzoo.GRU, FEATURES, FEATURES),
-        num_layers=2,
-        dropout_rate=np.float32(0.5),
-        param_dtype=jnp.bfloat16,
-        rngs=nnx.Rngs(0),
-    )
+    options = {'dropout_rate': np.float32(0.5), 'param_dtype': jnp.bfloat16}
+    make = functools.partial(rnnzoo.Stack, rnnzoo.GRU, FEATURES, FEATURES)
+    stack = make(num_layers=2, rngs=nnx.Rngs(0), **options)
     x = jnp.ones((BATCH, TIME, FEATURES), jnp.bfloat16)
     run = lambda x: stack(x, rngs=nnx.Rngs(dropout=1))
     self.assertEqual(jax.eval_shape(run, x).dtype, jnp.bfloat16)

@@ -101,14 +101,10 @@ class Seq2SeqTest(parameterized.TestCase):
         ({'dropout_rate': 0.5}, 'Stack'),
         ({'norm': 'batch'}, 'BatchNorm'),
     ):
-      model = make_model(True)
+      model, rngs = make_model(True), nnx.Rngs(0)
+      sizes = model.decoder.in_features, model.decoder.out_features
       model.decoder = rnnzoo.Stack(
-          rnnzoo.GRU,
-          model.decoder.in_features,
-          model.decoder.out_features,
-          num_layers=2,
-          rngs=nnx.Rngs(0),
-          **options,
+          rnnzoo.GRU, *sizes, num_layers=2, rngs=rngs, **options
       )
       with self.assertRaisesRegex(ValueError, f'but its {name} does'):
         model(SOURCE, TARGET, rngs=nnx.Rngs(0))

@@ -221,14 +221,8 @@ def stacks(mesh):
   )
   mixed = make([rnnzoo.MinGRU, rnnzoo.AGRU], norm='layer', residual=True)
   yield 'mixed', *results(mixed, reverse=True, time_major=True)
-  averages = rnnzoo.DenseStack(
-      rnnzoo.GRU,
-      *(4, 4),
-      num_layers=2,
-      norm='batch',
-      dropout_rate=0.5,
-      rngs=nnx.Rngs(0),
-  )
+  options = {'norm': 'batch', 'dropout_rate': 0.5, 'rngs': nnx.Rngs(0)}
+  averages = rnnzoo.DenseStack(rnnzoo.GRU, 4, 4, num_layers=2, **options)
   yield 'batch norm and dropout', *results(averages, trains=True)
   learned = make(rnnzoo.Elman, learn_initial_carry=True)
   yield 'slopes', *results(learned, time_major=True, slopes=True)

@@ -6,7 +6,6 @@ Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 import dataclasses
 import functools
 import itertools
-import math
 import types
 from typing import Any
 from unittest import mock
@@ -25,10 +24,10 @@ from pallas_kernels import devices
 from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import limits
 import rnnzoo
+from tests.engines import pallas_settings_test
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import dense_loops
-from tests.testing import random_layers
 from tests.testing import tiled_loops
 
 if abstract_gpu.RUNS:
@@ -139,22 +138,9 @@ class LayersTest(comparison.ComparisonTestCase):
   # Sums of input gates and R h: float16 would add to the errors of float16.
   @parameterized.parameters(('bfloat16', 2), ('float16', 4))
   def test_bytes_that_are_kept(self, dtype, size):
-    def kept(path):
-      given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
-      layer = comparison.abstract(given, implementation=path, dtype=dtype)
-      call, state = random_layers.pure(layer)
-      x = jax.ShapeDtypeStruct((3, 7, given.in_features), dtype)
-
-      def run(*args):
-        y, pull = jax.vjp(call, *args)
-        pull(y)
-        return pull
-
-      pull = jax.eval_shape(run, state, x)
-      return sum(
-          math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(pull)
-      )
-
+    make = functools.partial(rnnzoo.LSTM, 4, 64, dtype=dtype)
+    x = jax.ShapeDtypeStruct((3, 7, 4), dtype)
+    kept = lambda path: pallas_settings_test.kept(make, path, x)
     if not abstract_gpu.RUNS:
       return
     with tiled_loops.imitated(self):
