@@ -78,10 +78,7 @@ class SuitesTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_steps_have_no_more_kernels_than_flax(self, shape, name):
     ours, flax = self.rows(
-        'steps',
-        f'--shape={shape}',
-        f'--layers={name} step',
-        '--dtypes=float32',
+        'steps', f'--shape={shape}', f'--layers={name} step', '--dtypes=float32'
     )
     self.assertEqual((ours['program'], flax['program']), ('rnnzoo', 'flax'))
     self.assertGreaterEqual(ours['kernels'], 3)  # Two products a layer.

@@ -81,10 +81,7 @@ def new_cases():
   every = layers_test.cases(NEW)
   newton = layers_test.cases(NEW, newton=True)
   at_once = f'{layers_test.ROUNDED}_associative_scan_float64'
-  return [
-      *every,
-      *(c for c in newton if c['testcase_name'].endswith(at_once)),
-  ]
+  return [*every, *(c for c in newton if c['testcase_name'].endswith(at_once))]
 
 
 class NewCellTest(layers_test.CrossProduct):

@@ -181,9 +181,7 @@ class NewtonTest(parameterized.TestCase):
     comparison.assert_near(found, wanted, 2e-14)
 
   @parameterized.parameters(
-      {'window': 16},
-      {'jacobian': 'diagonal'},
-      {'max_iterations': 1},
+      {'window': 16}, {'jacobian': 'diagonal'}, {'max_iterations': 1}
   )
   @pytest.mark.slow
   @pytest.mark.few(1)

@@ -262,10 +262,7 @@ def backward_loop(
     d_carry, d_rows, d_restart = state
     x_t, gates, start, g, flags_t = xs
     row, gates = gates_of(x_t), gates_of(gates)
-    d_carry = (
-        *map(jnp.add, d_carry[: len(g)], g),
-        *d_carry[len(g) :],
-    )
+    d_carry = (*map(jnp.add, d_carry[: len(g)], g), *d_carry[len(g) :])
     d_new = loop.choose(flags_t, step_flags.HOLD, zeros, d_carry)
     _, pull = jax.vjp(plan.update, rows, row, gates, start)
     d_row_params, d_row, d_gates, d_start = pull(d_new)

@@ -122,10 +122,7 @@ class EmulationTest(parameterized.TestCase):
 
     def plan(**options):
       (piece,) = plan_lib.plan_pieces(
-          *(recurrence, x, kernel),
-          states=states,
-          flags=flags,
-          **options,
+          *(recurrence, x, kernel), states=states, flags=flags, **options
       )
       return piece.plan
 

@@ -193,11 +193,7 @@ class LinearScanTest(parameterized.TestCase):
 
   _close = comparison.ComparisonTestCase._close
 
-  @parameterized.parameters(
-      (None, False),
-      ((2, 2, 2), True),
-      ((3, 1, 1), True),
-  )
+  @parameterized.parameters((None, False), ((2, 2, 2), True), ((3, 1, 1), True))
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_forgets_an_infinity(self, cut_as, reverse):
@@ -205,11 +201,7 @@ class LinearScanTest(parameterized.TestCase):
       check = linear_scan_test.check_forgets_an_infinity
       check(self, 'pallas', reverse)
 
-  @parameterized.parameters(
-      (None, True),
-      ((4, 4, 2), False),
-      ((2, 2, 1), True),
-  )
+  @parameterized.parameters((None, True), ((4, 4, 2), False), ((2, 2, 1), True))
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
