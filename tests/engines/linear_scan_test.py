@@ -78,7 +78,7 @@ def check_forgets_an_infinity(test, path, reverse):
 
 
 def check_nothing_passes_a_reset(test, path, reverse, poison, poisoned=(0, 1)):
-  """A path drops the step right before a reset, of a, b or both."""
+  """Nothing of the step right before a reset passes it, be it in a or in b."""
   a = np.full((1, 9, 1), 0.5, np.float32)
   b = np.ones_like(a)
   reset = np.zeros((1, 9), bool)

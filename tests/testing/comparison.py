@@ -198,7 +198,7 @@ def relative_error(got, want):
 
 
 def assert_near(got, want, limit):
-  """Fails unless ||got - want|| / ||want|| of each array is within a limit."""
+  """Fails unless ||got - want|| <= limit ||want|| for each array of trees."""
   for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
     if x.dtype != jax.dtypes.float0:
       x, y = np.asarray(x, np.complex128), np.asarray(y, np.complex128)

@@ -92,7 +92,7 @@ def unroll(
 
 
 def linear_scan(a, b, h0, reset=None, reverse=False):
-  """h = a h + b, step by step; b [B, T, F] and a of any shape it has."""
+  """h' = a h + b over b [B, T, F], step by step; `a` is broadcast to b."""
   time, a = b.shape[1], jnp.broadcast_to(a, b.shape)
   h, steps = h0, {}
   for t in reversed(range(time)) if reverse else range(time):
