@@ -230,8 +230,9 @@ class EmulationTest(parameterized.TestCase):
   def check_cut(self, cell, batch, size, name, **options):
     """`check` with one of `CUTS`."""
     if abstract_gpu.RUNS:
-      exchange, columns, units, sums, cluster = CUTS[name]
-      config = cut.Config(exchange, columns, units, 2, sums, cluster)
+      names = 'exchange', 'columns', 'units', 'sums', 'cluster'
+      fields = dict(zip(names, CUTS[name], strict=True))
+      config = cut.Config(warpgroups=2, **fields)
       self.check(cell, batch, size, config=config, **options)
 
   @parameterized.parameters(
