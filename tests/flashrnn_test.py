@@ -31,6 +31,10 @@ def load(function, given_states):
     return dict(data)
 
 
+def given(arrays):
+  return arrays['Wx'], arrays['R'], arrays['b']
+
+
 class FlashRNNTest(parameterized.TestCase):
 
   @parameterized.product(function=list(LAYERS), given_states=[0, 1])
@@ -47,7 +51,7 @@ class FlashRNNTest(parameterized.TestCase):
       return jnp.sin(states[0]).sum(), (states, last)
 
     run = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
-    grads, (states, last) = run(arrays['Wx'], arrays['R'], arrays['b'])
+    grads, (states, last) = run(*given(arrays))
     close(states, arrays['states'])
     close(last, arrays['last'])
     for grad, name in zip(grads, ('dWx', 'dR', 'db'), strict=True):
@@ -56,27 +60,19 @@ class FlashRNNTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_axes_and_initial_values(self):
     arrays = load('slstm', 1)
-    start = np.broadcast_to(
-        np.array([0.5, -1, 2, 0.1]).reshape(4, 1, 1, 1, 1),
-        arrays['start'].shape,
-    )
-    want, want_last = rnnzoo.flashrnn(
-        arrays['Wx'],
-        arrays['R'],
-        arrays['b'],
-        start,
-        function='slstm',
-        backend='vanilla',
-    )
+    values = [0.5, -1, 2, 0.1]
+    start = np.reshape(values, (4, 1, 1, 1, 1))
+    start = np.broadcast_to(start, arrays['start'].shape)
+    options = {'function': 'slstm', 'backend': 'vanilla'}
+    want, want_last = rnnzoo.flashrnn(*given(arrays), start, **options)
     self.assertEqual(want.dtype, jnp.float32)
     config = rnnzoo.FlashRNNConfig(
-        function='slstm',
-        backend='vanilla',
+        **options,
         input_shape='TBGHD',
         recurrent_shape='HPDG',
         bias_shape='HDG',
         output_shape='SBHTD',
-        initial_val=[0.5, -1, 2, 0.1],
+        initial_val=values,
     )
     got, last = rnnzoo.flashrnn(
         arrays['Wx'].transpose(1, 0, 2, 3, 4),
@@ -89,24 +85,24 @@ class FlashRNNTest(parameterized.TestCase):
 
   def test_dtype(self):
     arrays = load('lstm', 0)
-    states, last = rnnzoo.flashrnn(arrays['Wx'], arrays['R'], arrays['b'])
+    states, last = rnnzoo.flashrnn(*given(arrays))
     self.assertEqual((states.dtype, last.dtype), (jnp.bfloat16, jnp.bfloat16))
     error = np.abs(np.float32(states) - arrays['states']).max()
     self.assertBetween(error, 1e-4, 3e-2)
 
+  def grads(self, arrays, weights=1, **options):
+    """Returns the gradient by Wx of an Elman network's states."""
+    options |= {'function': 'elman', 'dtype': 'float32'}
+    config = rnnzoo.FlashRNNConfig(**options)
+    run = lambda Wx: rnnzoo.flashrnn(
+        Wx, arrays['R'], arrays['b'], config=config
+    )
+    return jax.grad(lambda Wx: jnp.sum(weights * run(Wx)[0]))(arrays['Wx'])
+
   @pytest.mark.slow
   def test_gradient_through_the_recurrent_matrix(self):
     arrays = load('elman', 0)
-
-    def grads(**options):
-      config = rnnzoo.FlashRNNConfig(
-          function='elman', dtype='float32', **options
-      )
-      loss = lambda Wx: rnnzoo.flashrnn(
-          Wx, arrays['R'], arrays['b'], config=config
-      )[0].sum()
-      return jax.grad(loss)(arrays['Wx'])
-
+    grads = functools.partial(self.grads, arrays)
     h = arrays['states'][0]
     cut = (1 - h**2)[:, :, None]
     close(grads(gradient_recurrent_cut=True), cut)
@@ -116,7 +112,7 @@ class FlashRNNTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_fields_that_follow_from_others(self):
     arrays = load('gru', 0)
-    given = Wx, R, b = arrays['Wx'], arrays['R'], arrays['b']
+    own = Wx, R, b = given(arrays)
     config = functools.partial(
         rnnzoo.FlashRNNConfig, function='gru', dtype='float32'
     )
@@ -133,8 +129,8 @@ class FlashRNNTest(parameterized.TestCase):
     )
     config(batch_size=np.int64(-1))
     hash(right)
-    want = rnnzoo.flashrnn(*given, function='gru', dtype='float32')
-    got = rnnzoo.flashrnn(*given, config=right)
+    want = rnnzoo.flashrnn(*own, function='gru', dtype='float32')
+    got = rnnzoo.flashrnn(*own, config=right)
     jax.tree.map(np.testing.assert_array_equal, got, want)
     wrong = [(name, size + 1) for name, size in sizes.items()]
     wrong += [('simple_agg', True), ('forward_clipval', 1.0)]
@@ -143,10 +139,10 @@ class FlashRNNTest(parameterized.TestCase):
     wrong += [(f'dtype_{name}', 'float64') for name in ('a', 'g', 'acc')]
     for name, value in wrong:
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
-        rnnzoo.flashrnn(*given, config=config(**{name: value}))
+        rnnzoo.flashrnn(*own, config=config(**{name: value}))
     strict = config(dtype_r='float16', enable_automatic_mixed_precision=False)
     with self.assertRaisesRegex(ValueError, 'dtype_r, float16, got float32'):
-      rnnzoo.flashrnn(*given, config=strict)
+      rnnzoo.flashrnn(*own, config=strict)
 
     def loss(R, b, **fields):
       states, _ = rnnzoo.flashrnn(Wx, R, b, config=config(**fields))
@@ -158,37 +154,18 @@ class FlashRNNTest(parameterized.TestCase):
     self.assertEqual([bool(g.any()) for g in grads], [False, True])
     half = lambda array: array.astype(np.float16).astype(np.float32)
     narrow = {f'dtype_{name}': 'float16' for name in 'wrb'}
-    got = rnnzoo.flashrnn(*given, config=config(**narrow, dtype_s='float32'))
-    want = rnnzoo.flashrnn(*map(half, given), config=config())
+    got = rnnzoo.flashrnn(*own, config=config(**narrow, dtype_s='float32'))
+    want = rnnzoo.flashrnn(*map(half, own), config=config())
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
   @parameterized.parameters(np.nan, np.inf)
   def test_gradients_that_are_not_finite(self, bad):
     arrays = load('elman', 0)
-    states, _ = rnnzoo.flashrnn(
-        arrays['Wx'],
-        arrays['R'],
-        arrays['b'],
-        function='elman',
-        dtype='float32',
-    )
     # The cotangent from the third step is not finite.
-    weights = np.zeros(states.shape, np.float32)
+    weights = np.zeros(arrays['states'].shape, np.float32)
     weights[:, :, 2] = bad
-
-    def grads(**options):
-      config = rnnzoo.FlashRNNConfig(
-          function='elman',
-          dtype='float32',
-          gradient_recurrent_clipval=0.1,
-          **options,
-      )
-      loss = lambda Wx: jnp.sum(
-          weights
-          * rnnzoo.flashrnn(Wx, arrays['R'], arrays['b'], config=config)[0]
-      )
-      return jax.grad(loss)(arrays['Wx'])
-
+    options = {'gradient_recurrent_clipval': 0.1}
+    grads = functools.partial(self.grads, arrays, weights, **options)
     self.assertTrue(np.any(np.asarray(grads())[:, 1] != 0))  # A NaN, too.
     zeroed = grads(gradient_recurrent_zero_not_finite=True)
     np.testing.assert_array_equal(zeroed[:, :2], 0)
@@ -200,9 +177,8 @@ class FlashRNNTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_weights_both_ways(self, function, name):
     arrays = load(function, 0)
-    layer = rnnzoo.LAYERS[name](
-        5, HEADS * SIZE, num_heads=HEADS, rngs=nnx.Rngs(0)
-    )
+    options = {'num_heads': HEADS, 'rngs': nnx.Rngs(0)}
+    layer = rnnzoo.LAYERS[name](5, HEADS * SIZE, **options)
     gates = layer.cell.input_gates
     rng = np.random.default_rng(0)
     kernel = rng.standard_normal((gates * HEADS * SIZE, 5)).astype(np.float32)
@@ -214,14 +190,10 @@ class FlashRNNTest(parameterized.TestCase):
     )
     carry, y = layer.unroll(x)
     close(y, want[0].reshape(y.shape), rtol=1e-5, atol=1e-5)
-    close(
-        carry, last.reshape(len(carry), *carry[0].shape), rtol=1e-5, atol=1e-5
-    )
-    back = convert.to_flashrnn(layer)
-    for got, given in zip(
-        back, (arrays['R'], arrays['b'], kernel), strict=True
-    ):
-      np.testing.assert_array_equal(got, given)
+    last = last.reshape(len(carry), *carry[0].shape)
+    close(carry, last, rtol=1e-5, atol=1e-5)
+    back, want = convert.to_flashrnn(layer), (arrays['R'], arrays['b'], kernel)
+    jax.tree.map(np.testing.assert_array_equal, tuple(back), want)
 
   def test_errors(self):
     arrays = load('gru', 0)

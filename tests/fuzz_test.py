@@ -235,7 +235,9 @@ def constructors():
       'norm_momentum': (*NUMBERS, 1.0, -0.1),
       'residual': FLAGS,
   }.items():
-    yield Case('Stack', rnnzoo.Stack, good, option, values)
+    for cls in (rnnzoo.Stack, rnnzoo.DenseStack):
+      if (cls, option) != (rnnzoo.DenseStack, 'residual'):
+        yield Case(cls.__name__, cls, good, option, values)
   good = {'backbone': layer(), 'num_classes': 3, 'rngs': nnx.Rngs(0)}
   backbones = (*STRANGE, None, rnnzoo.GRU, nnx.LSTMCell, h)
   for option, values in {

@@ -17,6 +17,7 @@ import pytest
 
 import rnnzoo
 from tests.testing import abstract_gpu as gpu
+from tests.testing import random_layers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = tuple(str(ROOT / folder) for folder in ('rnnzoo', 'pallas_kernels'))
@@ -48,13 +49,8 @@ class HopsTest(parameterized.TestCase):
       stacks.append([f for f in frames if f.filename.startswith(OURS)])
       return kernel(*args, **kwargs)
 
-    graphdef, state = nnx.split(nnx.eval_shape(make))
+    loss, state = random_layers.squares(nnx.eval_shape(make))
     x = jax.ShapeDtypeStruct((*lead, 768), jnp.bfloat16)
-
-    def loss(state, x):
-      y = nnx.merge(graphdef, state)(x)
-      return y.astype(jnp.float32).sum()
-
     for function, most in ((loss, forward), (jax.grad(loss), gradient)):
       stacks.clear()
       jax.clear_caches()

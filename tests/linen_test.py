@@ -43,15 +43,10 @@ class LinenTest(parameterized.TestCase):
   )
   @pytest.mark.few(2)
   def test_same_numbers(self, name):
-    if name not in rnnzoo.LAYERS:
-      cls = functools.partial(getattr(rnnzoo, name), rnnzoo.GRU)
-      module = getattr(rnnzoo_linen, name)(
-          rnnzoo.GRU, in_features=IN, features=FEATURES
-      )
-    else:
-      cls = rnnzoo.LAYERS[name]
-      module = getattr(rnnzoo_linen, name)(in_features=IN, features=FEATURES)
-    layer = random_layers.make(cls, IN, FEATURES)
+    inside = () if name in rnnzoo.LAYERS else (rnnzoo.GRU,)
+    sizes = {'in_features': IN, 'features': FEATURES}
+    module = getattr(rnnzoo_linen, name)(*inside, **sizes)
+    layer = random_layers.make(getattr(rnnzoo, name), *inside, IN, FEATURES)
     params = with_str_names(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
     shapes = jax.eval_shape(module.init, jax.random.key(0), x)
     # Metadata such as IRevRNN's bound travels in a box.
@@ -119,15 +114,11 @@ class LinenTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_partitioning_at_init(self):
-    module = rnnzoo_linen.GRU(
-        features=FEATURES,
-        kernel_init=nnx.with_partitioning(
-            nnx.initializers.lecun_normal(), (None, 'model')
-        ),
-    )
-    mesh = jax.make_mesh(
-        (1,), ('model',), axis_types=(jax.sharding.AxisType.Auto,)
-    )
+    normal = nnx.initializers.lecun_normal()
+    init = nnx.with_partitioning(normal, (None, 'model'))
+    module = rnnzoo_linen.GRU(features=FEATURES, kernel_init=init)
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ('model',), axis_types=auto)
     with jax.set_mesh(mesh):
       variables = module.init(jax.random.key(0), x)
       specs = linen.get_partition_spec(variables)['params']
@@ -166,12 +157,9 @@ class LinenTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_names_in_a_stack_are_str(self):
-    module = rnnzoo_linen.Stack(
-        functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
-        features=FEATURES,
-        num_layers=2,
-        norm='batch',
-    )
+    both = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU)
+    options = {'num_layers': 2, 'norm': 'batch'}
+    module = rnnzoo_linen.Stack(both, features=FEATURES, **options)
     variables = module.init(jax.random.key(0), x)
     flat = traverse_util.flatten_dict(variables, sep='/')
     self.assertIn('params/layers/1/backward/kernel', flat)
@@ -193,14 +181,8 @@ class LinenTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "for number 0, one '0' and one"):
         module.apply(variables | {'params': params}, x)
     with self.subTest('into a layer of nnx'):
-      stack = rnnzoo.Stack(
-          module.layer,
-          IN,
-          FEATURES,
-          num_layers=2,
-          norm='batch',
-          rngs=nnx.Rngs(1),
-      )
+      options = {'num_layers': 2, 'norm': 'batch', 'rngs': nnx.Rngs(1)}
+      stack = rnnzoo.Stack(module.layer, IN, FEATURES, **options)
       nnx.update(stack, nnx.restore_int_paths(variables['params']))
       close(stack(x), module.apply(variables, x))
 
@@ -208,10 +190,8 @@ class LinenTest(parameterized.TestCase):
     for name, cls in rnnzoo.LAYERS.items():
       module = getattr(rnnzoo_linen, name)
       own = inspect.signature(cls.__init__).parameters
-      known = {
-          **inspect.signature(rnnzoo.RecurrentLayer.__init__).parameters,
-          **own,
-      }
+      every = inspect.signature(rnnzoo.RecurrentLayer.__init__).parameters
+      known = every | own
       fields = {field.name for field in dataclasses.fields(module)}
       apart = {'self', 'rngs', 'options', 'unknown', 'cell', 'cell_params'}
       apart |= {'recurrent_structure', 'max_abs', 'num_heads'}
@@ -246,14 +226,8 @@ class LinenTest(parameterized.TestCase):
 
 def deep(layer, *arguments, **options):
   """Returns a stack with dropout and running averages."""
-  return layer(
-      rnnzoo.GRU,
-      *arguments,
-      num_layers=2,
-      dropout_rate=0.5,
-      norm='batch',
-      **options,
-  )
+  options |= {'num_layers': 2, 'dropout_rate': 0.5, 'norm': 'batch'}
+  return layer(rnnzoo.GRU, *arguments, **options)
 
 
 STACK = functools.partial(deep, rnnzoo.Stack)
@@ -318,9 +292,8 @@ class TrainingTest(parameterized.TestCase):
   def test_updates_are_those_of_nnx(self):
     module = rnnzoo_linen.Stack(rnnzoo.GRU, FEATURES, norm='batch')
     variables = module.init(jax.random.key(0), x)
-    layer = rnnzoo.Stack(
-        rnnzoo.GRU, IN, FEATURES, norm='batch', rngs=nnx.Rngs(1)
-    )
+    options = {'norm': 'batch', 'rngs': nnx.Rngs(1)}
+    layer = rnnzoo.Stack(rnnzoo.GRU, IN, FEATURES, **options)
     nnx.update(layer, nnx.restore_int_paths(variables['params']))
     got, new = module.apply(variables, x, mutable=['batch_stats'])
     close(got, layer(x, rngs=nnx.Rngs(0)))
@@ -357,14 +330,9 @@ class TrainingTest(parameterized.TestCase):
         self.assertIs(type(box), type(options['bias_init'](None, ())))
       unboxed = linen.unbox(variables)
       same = rnnzoo_linen.LSTM(FEATURES, **plain, **extra)
-      jax.tree.map(
-          np.testing.assert_array_equal,
-          unboxed,
-          same.init(jax.random.key(0), x),
-      )
-      np.testing.assert_array_equal(
-          layer.apply(variables, x), layer.apply(unboxed, x)
-      )
+      chex.assert_trees_all_equal(unboxed, same.init(jax.random.key(0), x))
+      got, want = (layer.apply(each, x) for each in (variables, unboxed))
+      np.testing.assert_array_equal(got, want)
     factory = functools.partial(rnnzoo.LSTM, **options)
     repeated = linen.vmap(
         rnnzoo_linen.Stack,
@@ -439,9 +407,8 @@ class DrawnOnceTest(parameterized.TestCase):
   def test_a_rollout_of_another_width(self):
     module = rnnzoo_linen.ScannedRNN()
     carry, resets = module.initialize_carry(2, 4), jnp.zeros((5, 2))
-    variables = module.init(
-        jax.random.key(0), carry, (jnp.ones((5, 2, 3)), resets)
-    )
+    rollout = jnp.ones((5, 2, 3)), resets
+    variables = module.init(jax.random.key(0), carry, rollout)
     with self.assertRaisesRegex(ValueError, 'in_features = 3, got an input of'):
       module.apply(variables, carry, (jnp.ones((5, 2, 7)), resets))
 

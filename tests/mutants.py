@@ -86,9 +86,9 @@ rnnzoo/cells/minlstm.py tests/cells/cells_test.py
 rnnzoo/cells/minlstm.py tests/cells/equations_test.py
   - forget, admit = one + exp_i
   + forget, admit = one + exp_f  @ MinLSTM
-rnnzoo/cells/mingru.py tests/engines/linear_scan_test.py
+rnnzoo/cells/mingru.py tests/cells/equations_test.py
   - x + 0.5, sigmoid
-  + x + 0.25, sigmoid  @ LogSpace
+  + x + 0.25, sigmoid  @ MinGRU
 rnnzoo/cells/agru.py tests/cells/equations_test.py
   - params['epsilon'] * z * d
   + params['epsilon'] * d  @ AGRU
@@ -182,7 +182,7 @@ rnnzoo/engines/choice.py tests/layers/errors_test.py
   + log_once(f  @ warns_once
 rnnzoo/engines/platforms.py tests/engines/platforms_test.py
   - selection.warn_once(
-  + selection.log_once(  @ without_a_gpu
+  + selection.log_once(  @ NoGpu
 pallas_kernels/devices.py tests/layers/errors_test.py
   - _MAJORS = (9, 10)
   + _MAJORS = (8, 9, 10)  @ warns_once

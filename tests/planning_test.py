@@ -38,32 +38,19 @@ class DryRunTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_dropout_and_running_averages(self):
-    stack = rnnzoo.Stack(
-        rnnzoo.GRU,
-        3,
-        8,
-        num_layers=2,
-        dropout_rate=0.5,
-        norm='batch',
-        rngs=nnx.Rngs(0),
-    )
-    x = jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)
+    options = {'num_layers': 2, 'dropout_rate': 0.5, 'norm': 'batch'}
+    stack = rnnzoo.Stack(rnnzoo.GRU, 3, 8, rngs=nnx.Rngs(0), **options)
     rngs = nnx.Rngs(dropout=0)
-    found = rnnzoo.dryrun(stack, x, rngs=rngs)
+    found = rnnzoo.dryrun(stack, x_of((2, 5, 3)), rngs=rngs)
     self.assertLen(found.choices, 2)
     # Nothing was computed, nor drawn.
     self.assertEqual(int(rngs.dropout.count[...]), 0)
     self.assertTrue((stack.norms[0].mean[...] == 0).all())
 
   def test_choices(self):
-    layer = rnnzoo.Stack(
-        functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU),
-        3,
-        4,
-        num_layers=2,
-        implementation=('pallas', 'associative_scan'),
-        rngs=nnx.Rngs(0),
-    )
+    both = functools.partial(rnnzoo.Bidirectional, rnnzoo.MinGRU)
+    options = {'implementation': ('pallas', 'associative_scan')}
+    layer = rnnzoo.Stack(both, 3, 4, num_layers=2, rngs=nnx.Rngs(0), **options)
     plan = rnnzoo.dryrun(layer, x_of((2, 5, 3)), gradient=False)
     self.assertLen(plan.choices, 4)
     for choice in plan.choices:
@@ -78,12 +65,9 @@ class DryRunTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_runs_nothing_and_leaves_no_trace(self):
     abstract = nnx.eval_shape(lambda: rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0)))
-    plan = rnnzoo.dryrun(
-        abstract,
-        x_of((2, 5, 3)),
-        reset=jax.ShapeDtypeStruct((2, 5), bool),
-        reverse=True,
-    )
+    reset = jax.ShapeDtypeStruct((2, 5), bool)
+    options = {'reset': reset, 'reverse': True}
+    plan = rnnzoo.dryrun(abstract, x_of((2, 5, 3)), **options)
     self.assertRegex(str(plan), r'^GRU, forward and backward, on 1 x ')
     self.assertGreater(plan.temp_bytes, 0)
     rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))(jnp.ones((1, 2, 3)))
@@ -121,15 +105,11 @@ class DryRunTest(parameterized.TestCase):
       ('GRU', (None, 'time'), (8, 16, 6), {}),
       ('GRU_cut', ('data',), (4, 16, 6), {'batch': 'data', 'heads': 'model'}),
       (
-          'MinGRU',
-          ('data', 'time'),
-          (4, 4, 6),
+          *('MinGRU', ('data', 'time'), (4, 4, 6)),
           {'batch': 'data', 'time': 'time'},
       ),
       (
-          'MinGRU_cut',
-          (None, 'time'),
-          (8, 4, 6),
+          *('MinGRU_cut', (None, 'time'), (8, 4, 6)),
           {'time': 'time', 'features': 'model'},
       ),
       ('SLSTMBlock', ('data', 'time'), (4, 16, 4, 6), {'batch': 'data'}),
@@ -216,14 +196,10 @@ class DryRunTest(parameterized.TestCase):
         rnnzoo.dryrun(layer, x_of((2, 5, 3)))
 
   def test_devices_of_a_mesh_around(self):
-    described = jax.sharding.AbstractDevice(
-        device_kind='NVIDIA H200', num_cores=132, platform='cuda'
-    )
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     mesh = several_devices.explicit_mesh(data=2)
     over = x_of((8, 5, 3), sharding=NamedSharding(mesh, P('data')))
-    around = jax.sharding.AbstractMesh((), (), abstract_device=described)
-    with jax.sharding.use_abstract_mesh(around):
+    with jax.sharding.use_abstract_mesh(abstract_gpu.one('NVIDIA H200')):
       alone = str(rnnzoo.dryrun(layer, x_of((8, 5, 3)), gradient=False))
       two = str(rnnzoo.dryrun(layer, over, gradient=False))
     self.assertStartsWith(
@@ -265,9 +241,8 @@ class DryRunTest(parameterized.TestCase):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(ValueError, 'layer must be'):
       rnnzoo.dryrun(np.tanh, x_of((2, 5, 3)))
-    with self.assertRaisesRegex(
-        ValueError, 'x must be .*got a tuple; jax.Shape'
-    ):
+    message = 'x must be .*got a tuple; jax.Shape'
+    with self.assertRaisesRegex(ValueError, message):
       rnnzoo.dryrun(layer, (2, 5, 3))
     with self.assertRaisesRegex(ValueError, 'gradient must be a bool'):
       rnnzoo.dryrun(layer, x_of((2, 5, 3)), gradient='yes')

@@ -4,6 +4,7 @@ import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import linen
 from flax import nnx
 import jax
@@ -22,6 +23,10 @@ resets = rng.random((TIME, BATCH)) < 0.4
 start = rng.standard_normal((BATCH, FEATURES)).astype(np.float32)
 
 close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+
+def make(**options):
+  return rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0), **options)
 
 
 class FlaxScannedRNN(linen.Module):
@@ -70,19 +75,16 @@ class ScannedRNNTest(parameterized.TestCase):
       carry, y = module.apply(variables, carry, (ins, flags))
       return jnp.sum(y**2) + jnp.sum(carry), (carry, y)
 
-    grads = jax.jit(
-        jax.grad(loss, argnums=(1, 2), has_aux=True), static_argnums=0
-    )
+    grads = jax.grad(loss, argnums=(1, 2), has_aux=True)
+    grads = jax.jit(grads, static_argnums=0)
     want_grads, want = grads(theirs, {'params': params}, start)
     got_grads, got = grads(ours, as_ours(params), start)
     jax.tree.map(close, got, want)
     want_grads = as_ours(want_grads[0]['params']), want_grads[1]
-    jax.tree.map(
-        functools.partial(close, rtol=1e-4, atol=1e-5), got_grads, want_grads
-    )
+    chex.assert_trees_all_close(got_grads, want_grads, rtol=1e-4, atol=1e-5)
 
   def test_parts_of_a_rollout_give_what_the_whole_does(self):
-    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    rnn = make()
     carry, outputs = start, []
     for t in range(TIME):
       carry, y = rnn(carry, (ins[t : t + 1], resets[t : t + 1]))
@@ -108,15 +110,13 @@ class ScannedRNNTest(parameterized.TestCase):
     self.assertEqual(
         jax.tree.map(jnp.shape, after), jax.tree.map(jnp.shape, carry)
     )
-    nnx_rnn = rnnzoo.ScannedRNN(
-        FEATURES, FEATURES, layer=layer, rngs=nnx.Rngs(0)
-    )
-    self.assertEqual(nnx_rnn(carry, (ins, resets))[1].shape, y.shape)
+    other = make(layer=layer)(carry, (ins, resets))[1]
+    self.assertEqual(other.shape, y.shape)
 
   @parameterized.parameters('int32', 'uint8', 'bfloat16')
   @pytest.mark.few(2)
   def test_resets_of_any_dtype(self, dtype):
-    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    rnn = make()
     flags = jnp.asarray(resets).astype(dtype)
     want = rnn(start, (ins, resets))[1]
     for each in flags, -flags:  # In uint8, -1 is 255.
@@ -129,26 +129,18 @@ class ScannedRNNTest(parameterized.TestCase):
     )
     scanned = rnnzoo_linen.ScannedRNN
     for call in (
-        lambda: rnnzoo.ScannedRNN(3, 8, layer=layer, rngs=nnx.Rngs(0)),
-        lambda: rnnzoo.ScannedRNN(
-            3, 8, learn_initial_carry=True, rngs=nnx.Rngs(0)
-        ),
+        lambda: make(layer=layer),
+        lambda: make(learn_initial_carry=True),
         lambda: scanned.initialize_carry(BATCH, FEATURES, layer),
         lambda: scanned(layer).init(jax.random.key(0), (start,), (ins, resets)),
     ):
-      with self.assertRaisesRegex(
-          ValueError, 'starts from zeros, and this GRU'
-      ):
+      message = 'starts from zeros, and this GRU'
+      with self.assertRaisesRegex(ValueError, message):
         call()
 
   def test_dropout_inside(self):
-    rnn = rnnzoo.ScannedRNN(
-        FEATURES,
-        FEATURES,
-        layer=functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2),
-        dropout_rate=0.5,
-        rngs=nnx.Rngs(0),
-    )
+    stack = functools.partial(rnnzoo.Stack, rnnzoo.GRU, num_layers=2)
+    rnn = make(layer=stack, dropout_rate=0.5)
     carry = (start,), (start,)
     dropped = rnn(carry, (ins, resets), rngs=nnx.Rngs(dropout=1))[1]
     difference = np.abs(dropped - rnn(carry, (ins, resets))[1])
@@ -156,16 +148,14 @@ class ScannedRNNTest(parameterized.TestCase):
 
   def test_several_batch_axes(self):
     carry = rnnzoo.ScannedRNN.initialize_carry((2, BATCH), FEATURES)
-    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
+    rnn = make()
     both = np.stack([ins, -ins], 1), np.stack([resets, resets], 1)
     _, y = rnn(carry, both)
     close(y[:, 1], rnn(carry[1], (-ins, resets))[1])
 
   def test_errors(self):
-    rnn = rnnzoo.ScannedRNN(FEATURES, FEATURES, rngs=nnx.Rngs(0))
-    lstm = rnnzoo.ScannedRNN(
-        FEATURES, FEATURES, layer=rnnzoo.LSTM, rngs=nnx.Rngs(0)
-    )
+    rnn = make()
+    lstm = make(layer=rnnzoo.LSTM)
     cases = (
         (lambda: rnn(start, ins), r'pair \(ins, resets\)'),
         (lambda: rnn(start, ([[1.0]], resets)), 'ins must be .* got a list'),

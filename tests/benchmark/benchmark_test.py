@@ -48,11 +48,29 @@ def run(*arguments):
   return code, out.getvalue().strip(), err.getvalue().strip()
 
 
+def rows_of(path):
+  return json.loads(path.read_text())['rows']
+
+
+def result(test, *arguments):
+  """Returns the file of a run that succeeds, and what it printed."""
+  path = pathlib.Path(test.create_tempdir().full_path) / 'new' / 'out.json'
+  code, out, err = run(*arguments, f'--output={path}')
+  test.assertEqual(code, 0, out + err)
+  return json.loads(path.read_text()), out
+
+
 def case(layer, shape, dtype='float32', projection='without', **options):
   """A case that is computed by 'scan'."""
   return cases.Case(
       layer, 'small', shape, dtype, projection, ('scan',), **options
   )
+
+
+def check(layer, sizes, dtype, options, projection='with'):
+  """A case that is checked and not timed; sizes as for `cases.heads`."""
+  options = {'drawn': True, 'checked': True, 'options': options}
+  return case(layer, cases.heads(*sizes), dtype, projection, **options)
 
 
 def doubling(case):
@@ -92,28 +110,21 @@ class BenchmarkTest(absltest.TestCase):
       )
     self.assertEqual(code, 1)
     self.assertIn('from the float64 scan, 1.0e-03, is above', out)
-    for row in json.loads(path.read_text())['rows']:
+    for row in rows_of(path):
       failed = row['program'] == 'associative_scan'
       self.assertEqual(row['status'], 'failed' if failed else 'ok')
       self.assertEqual('ms' in row, not failed)
 
   @pytest.mark.slow
   def test_linear_suite(self):
-    path = self.output()
-    code, out, _ = run(
-        '--suite=linear',
-        '--layers=linear_scan,MinGRU,projection',
-        '--implementations=scan,pallas',
-        '--shapes=small',
-        '--dtypes=float32',
-        '--repeats=1',
-        f'--output={path}',
+    found, out = result(
+        *(self, '--suite=linear', '--layers=linear_scan,MinGRU,projection'),
+        *('--implementations=scan,pallas', '--shapes=small'),
+        *('--dtypes=float32', '--repeats=1'),
     )
-    self.assertEqual(code, 0, out)
-    result = json.loads(path.read_text())
-    self.assertEqual(result['suite'], 'linear')
+    self.assertEqual(found['suite'], 'linear')
     # Two on gates and a layer, both directions, both paths; its products.
-    self.assertLen(result['rows'], 8 + 4 + 2)
+    self.assertLen(found['rows'], 8 + 4 + 2)
     size = 4 * 12 * 8 * 4
     moved = {
         ('linear_scan', 'forward'): 3,
@@ -121,7 +132,7 @@ class BenchmarkTest(absltest.TestCase):
         ('MinGRU', 'forward'): 3,
         ('MinGRU', 'forward+backward'): 9,
     }
-    for row in result['rows']:
+    for row in found['rows']:
       if row['program'] == 'pallas':
         self.assertEqual(row['status'], 'cannot')
         self.assertIn('GPU kernels need', row['reason'])
@@ -139,25 +150,17 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_dense_suite_at_sizes_of_ones_own(self):
-    path = self.output()
-    code, out, _ = run(
-        '--suite=dense',
-        '--layers=GRU',
-        '--implementations=scan,pallas',
-        '--shape=4,12,16,16,2',
-        '--dtypes=bfloat16',
-        '--repeats=1',
-        f'--output={path}',
+    found, out = result(
+        *(self, '--suite=dense', '--layers=GRU', '--shape=4,12,16,16,2'),
+        *('--implementations=scan,pallas', '--dtypes=bfloat16', '--repeats=1'),
     )
-    self.assertEqual(code, 0, out)
     self.assertIn('4x12x16x16x2 (batch 4, time 12, in_features 16', out)
-    result = json.loads(path.read_text())
-    self.assertEqual(result['suite'], 'dense')
-    self.assertEqual({row['num_heads'] for row in result['rows']}, {2})
-    self.assertIn('12x64', result['published_ms']['FlashRNN fused, bfloat16'])
+    self.assertEqual(found['suite'], 'dense')
+    self.assertEqual({row['num_heads'] for row in found['rows']}, {2})
+    self.assertIn('12x64', found['published_ms']['FlashRNN fused, bfloat16'])
     # On gates and on x, both directions, both paths.
-    self.assertLen(result['rows'], 8)
-    for row in result['rows']:
+    self.assertLen(found['rows'], 8)
+    for row in found['rows']:
       if row['program'] == 'pallas':
         self.assertEqual(row['status'], 'cannot')
         self.assertIn('GPU kernels', row['reason'])
@@ -173,25 +176,17 @@ class BenchmarkTest(absltest.TestCase):
           backward and row['projection'] == 'without',
       )
     self.assertIn('GPU kernels', out)
-    with mock.patch.object(pivots, 'load', lambda _: result):
+    with mock.patch.object(pivots, 'load', lambda _: found):
       lines = time_tables.dense().splitlines()
     (row,) = [line for line in lines if line.startswith('| `GRU`')]
     self.assertIn('| 4 x 12 x 2 x 8 | bfloat16 |', row)
 
   def check_rows(self, suite, layers, *table):
     """Returns the rows of a suite's checks, which all pass."""
-    path = self.output()
     changed = dataclasses.replace(suites.SUITES[suite], checks=table)
+    flags = f'--suite={suite}', '--check_only', f'--layers={layers}'
     with mock.patch.dict(program.SUITES, {suite: changed}):
-      code, out, _ = run(
-          f'--suite={suite}',
-          '--check_only',
-          f'--layers={layers}',
-          '--implementations=scan',
-          f'--output={path}',
-      )
-    self.assertEqual(code, 0, out)
-    rows = json.loads(path.read_text())['rows']
+      rows = result(self, *flags, '--implementations=scan')[0]['rows']
     self.assertLen(rows, 4)
     for row in rows:
       self.assertEqual(row['status'], 'ok', row)
@@ -200,51 +195,29 @@ class BenchmarkTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_dense_checks(self):
-    check = lambda layer, shape, dtype, projection, options: case(
-        layer,
-        shape,
-        dtype,
-        projection,
-        drawn=True,
-        checked=True,
-        options=options,
-    )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
         'dense',
         'GRU,Elman',
-        check('GRU', cases.heads(2, 8, 3, 5), cases.BF16, 'without', flags),
-        check(
-            'Elman', cases.heads(1, 24, 3, 1), cases.F16, 'with', cases.RESET
-        ),
-        check('LSTM', cases.heads(1, 24, 3, 1), cases.BF16, 'without', flags),
+        check('GRU', (2, 8, 3, 5), cases.BF16, flags, 'without'),
+        check('Elman', (1, 24, 3, 1), cases.F16, cases.RESET),
+        check('LSTM', (1, 24, 3, 1), cases.BF16, flags, 'without'),
     )
-    self.assertEqual(
-        rows[0]['layer'], 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
-    )
-    self.assertContainsSubset(
-        (
-            'y.h',
-            'y.carry.0',
-            'gradient.restart.0',
-            'gradient.carry.0',
-            'gradient.params.recurrent_bias',
-        ),
-        rows[1]['errors'],
-    )
+    title = 'GRU 2x8 B3 T5 bfloat16 reset mask reverse'
+    self.assertEqual(rows[0]['layer'], title)
+    own = 'restart.0', 'carry.0', 'params.recurrent_bias'
+    names = 'y.h', 'y.carry.0', *(f'gradient.{name}' for name in own)
+    self.assertContainsSubset(names, rows[1]['errors'])
 
   @pytest.mark.slow
   def test_linear_checks(self):
-    check = lambda layer, shape, dtype, options: case(
-        layer, shape, dtype, 'with', drawn=True, checked=True, options=options
-    )
     flags = cases.RESET | cases.MASK | cases.REVERSE
     rows = self.check_rows(
         'linear',
         'MinGRU,IRevRNN',
-        check('MinGRU', cases.heads(1, 8, 3, 5), cases.F32, flags),
-        check('IRevRNN', cases.heads(1, 8, 2, 3), cases.BF16, cases.RESET),
-        check('MinLSTM', cases.heads(1, 8, 3, 1), cases.BF16, cases.RESET),
+        check('MinGRU', (1, 8, 3, 5), cases.F32, flags),
+        check('IRevRNN', (1, 8, 2, 3), cases.BF16, cases.RESET),
+        check('MinLSTM', (1, 8, 3, 1), cases.BF16, cases.RESET),
     )
     title = 'MinGRU 1x8 B3 T5 float32 layer reset mask reverse'
     self.assertEqual(rows[1]['layer'], title)
@@ -369,7 +342,7 @@ sys.exit(program.main(program.parse_flags([
     code, _, err = run(*arguments, '--time_limit=0')
     self.assertEqual(code, 1)
     self.assertIn('1 of 1 cases were not begun', err)
-    self.assertEqual(json.loads(path.read_text())['rows'], result['rows'])
+    self.assertEqual(rows_of(path), result['rows'])
     result['versions']['jax'] = '0'
     report.write(result, path)
     code, _, err = run(*arguments)
@@ -404,27 +377,21 @@ sys.exit(program.main(program.parse_flags([
         self.assertEqual(code, 1, out)
         self.assertIn(f'FAILED: {number} of {2 * number} rows', err)
         self.assertNotIn('not begun', err)
-        rows = json.loads(path.read_text())['rows']
+        rows = rows_of(path)
         for row in rows[:number]:
           self.assertEqual(row['status'], 'failed')
           self.assertRegex(row['reason'], '[Mm]emory|Overflow')
         for row in rows[number:]:
           self.assertEqual(row['status'], 'ok')
-    case = cases.Case(
-        'GRU',
-        'x',
-        cases.Shape(2**20, 2**20, 64, 64),
-        'float32',
-        'with',
-        ('rnnzoo',),
-    )
-    rows_of_peers = peers.measure([case], timing.Timer(), timing.Watchdog(60))
-    self.assertEqual([row['status'] for row in rows_of_peers], ['failed'] * 2)
+    shape = cases.Shape(2**20, 2**20, 64, 64)
+    case = cases.Case('GRU', 'x', shape, 'float32', 'with', ('rnnzoo',))
+    of_peers = peers.measure([case], timing.Timer(), timing.Watchdog(60))
+    self.assertEqual([row['status'] for row in of_peers], ['failed'] * 2)
     # Where nothing is measured, rows of another run stay.
     code, _, err = run(*arguments, '--time_limit=0')
     self.assertEqual(code, 0)
     self.assertIn('cases were not begun', err)
-    self.assertEqual(json.loads(path.read_text())['rows'], rows)
+    self.assertEqual(rows_of(path), rows)
 
 
 if __name__ == '__main__':

@@ -15,27 +15,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def write_run(directory, seed, accuracy, **run):
   """Writes what `collect_runs` reads of a finished run of one seed."""
   test = {'accuracy': accuracy, 'loss': 1 - accuracy}
+  model = {'layer': 'GRU', 'features': 8}
+  of_seed = {'seed': seed, 'num_epochs': 2, 'num_parameters': 9}
   files = {
-      'config': {
-          'seed': seed,
-          'model': {'layer': 'GRU', 'features': 8},
-          'data': {},
-      },
+      'config': {'seed': seed, 'model': model, 'data': {}},
       'report': {
           'experiment': 'gru_smnist with num_epochs=2',
           'changed': {'num_epochs': 2, 'seed': seed},
           'dataset': 'MNIST',
-          'test': {
-              key: {'mean': value, 'std': 0.0} for key, value in test.items()
-          },
-          'seeds': [
-              {
-                  'seed': seed,
-                  'test': test,
-                  'num_epochs': 2,
-                  'num_parameters': 9,
-              }
-          ],
+          'test': {k: {'mean': value, 'std': 0.0} for k, value in test.items()},
+          'seeds': [of_seed | {'test': test}],
       },
       'run': {'device': 'cpu', 'jax': '1', 'flax': '2'} | run,
   }

@@ -8,7 +8,6 @@ import pathlib
 from unittest import mock
 
 from absl.testing import absltest
-from absl.testing import flagsaver
 import pytest
 
 from benchmarks import figures
@@ -16,21 +15,8 @@ from benchmarks import path_tables
 from benchmarks import pivots
 from rnnzoo.benchmark import cases
 from rnnzoo.benchmark import facts
-from rnnzoo.benchmark import program
 from rnnzoo.benchmark import suites
-from rnnzoo.benchmark import timing
-
-
-def run(*arguments):
-  """Runs the program; returns its exit code and its table."""
-  copy = {'gb_per_s': 10.0, 'array_bytes': 8}
-  with (
-      flagsaver.flagsaver(),
-      contextlib.redirect_stdout(io.StringIO()) as out,
-      mock.patch.object(timing, 'copy_bandwidth', lambda *_: copy),
-  ):
-    code = program.main(program.parse_flags(['benchmark', *arguments]))
-  return code, out.getvalue()
+from tests.benchmark import benchmark_test
 
 
 class FactsTest(absltest.TestCase):
@@ -51,14 +37,12 @@ class FactsTest(absltest.TestCase):
         '--resume',
         f'--output={path}',
     )
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-      code, out = run(*arguments, '--time_limit=0')
+    code, _, err = benchmark_test.run(*arguments, '--time_limit=0')
     self.assertEqual(code, 0)
-    self.assertIn('2 of 2 cases were not begun', err.getvalue())
+    self.assertIn('2 of 2 cases were not begun', err)
     self.assertEmpty(json.loads(path.read_text())['rows'])
 
-    with contextlib.redirect_stderr(io.StringIO()) as err:
-      code, out = run(*arguments)
+    code, out, _ = benchmark_test.run(*arguments)
     self.assertEqual(code, 0, out)
     rows = json.loads(path.read_text())['rows']
     # 2 shapes, 2 paths, 2 directions.
@@ -74,26 +58,17 @@ class FactsTest(absltest.TestCase):
         self.assertIn('mib', row)
     self.assertIn('in 0 of 4 programs', out)
 
-    _, out = run(*arguments)
+    _, out, _ = benchmark_test.run(*arguments)
     self.assertEqual(json.loads(path.read_text())['rows'], rows)
     self.assertNotIn('GRU', out)
 
   @pytest.mark.slow
   def test_lengths(self):
-    path = self.output()
-    code, out = run(
-        '--suite=lengths',
-        '--shape=1,4,8,8',
+    found, _ = benchmark_test.result(
+        *(self, '--suite=lengths', '--shape=1,4,8,8', '--repeats=1'),
         '--layers=linear_scan,MinGRU',
-        '--repeats=1',
-        f'--output={path}',
     )
-    self.assertEqual(code, 0, out)
-    rows = [
-        row
-        for row in json.loads(path.read_text())['rows']
-        if row['status'] == 'ok'
-    ]
+    rows = [row for row in found['rows'] if row['status'] == 'ok']
     self.assertLen(rows, 8)
     for row in rows:
       self.assertGreater(row['with_copy_ms'], 0)
@@ -126,14 +101,10 @@ class FactsTest(absltest.TestCase):
       case = cases.Case(layer, *shape, 'float32', 'with', ())
       for direction in cases.DIRECTIONS:
         own = [
-            case.row(way, direction)
-            | {
-                'path_of_none': 'pallas',
-                'ms': ms,
-                'with_copy_ms': 4 * ms,
-            }
+            case.row(way, direction) | {'ms': ms, 'with_copy_ms': 4 * ms}
             for way, ms in times.items()
         ]
+        own = [row | {'path_of_none': 'pallas'} for row in own]
         facts.compare(own)
         rows += own
     result = {

@@ -1,8 +1,5 @@
 """Suites of paths, stacks, loops and devices run, on shapes that are small."""
 
-import json
-import pathlib
-
 from absl.testing import absltest
 from absl.testing import parameterized
 import pytest
@@ -17,12 +14,8 @@ class SuitesTest(parameterized.TestCase):
 
   def rows(self, suite, *arguments):
     """Returns the rows of a suite, none of which fails."""
-    path = pathlib.Path(self.create_tempdir().full_path) / 'out.json'
-    code, out, err = benchmark_test.run(
-        f'--suite={suite}', *arguments, '--repeats=1', f'--output={path}'
-    )
-    self.assertEqual(code, 0, out + err)
-    rows = json.loads(path.read_text())['rows']
+    flags = f'--suite={suite}', *arguments, '--repeats=1'
+    rows = benchmark_test.result(self, *flags)[0]['rows']
     for row in rows:
       self.assertContainsSubset(measurement.KEY, row)
       if row['status'] == 'cannot':
@@ -85,10 +78,7 @@ class SuitesTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_steps_have_no_more_kernels_than_flax(self, shape, name):
     ours, flax = self.rows(
-        'steps',
-        f'--shape={shape}',
-        f'--layers={name} step',
-        '--dtypes=float32',
+        'steps', f'--shape={shape}', f'--layers={name} step', '--dtypes=float32'
     )
     self.assertEqual((ours['program'], flax['program']), ('rnnzoo', 'flax'))
     self.assertGreaterEqual(ours['kernels'], 3)  # Two products a layer.

@@ -164,56 +164,39 @@ def minlstm(w, x, g):
 
 
 identity = lambda x: x
+tanh, STEP = math.tanh, {'gamma': 0.3, 'epsilon': 0.7}
+# A layer, and what sets its case apart: options, equations, their arguments.
 CASES = {
-    'SLSTM': ('SLSTM', {'num_heads': 2}, slstm, ()),
-    'AGRU': ('AGRU', {'gamma': 0.3}, agru, (0.3,)),
-    'AntisymmetricRNN': (
-        'AntisymmetricRNN',
-        {'gamma': 0.3, 'epsilon': 0.7},
-        antisymmetric,
-        (0.3, 0.7),
+    'SLSTM': ({'num_heads': 2}, slstm, ()),
+    'AGRU': ({'gamma': 0.3}, agru, (0.3,)),
+    'AntisymmetricRNN': (STEP, antisymmetric, (0.3, 0.7)),
+    'AntisymmetricRNN_gated': (
+        STEP | {'gated': True},
+        *(gated_antisymmetric, (0.3, 0.7)),
     ),
-    'GatedAntisymmetricRNN': (
-        'AntisymmetricRNN',
-        {'gamma': 0.3, 'epsilon': 0.7, 'gated': True},
-        gated_antisymmetric,
-        (0.3, 0.7),
-    ),
-    'IndRNN': ('IndRNN', {}, indrnn, (relu,)),
-    'IndRNNTanh': ('IndRNN', {'activation': 'tanh'}, indrnn, (math.tanh,)),
-    'IRevRNN': ('IRevRNN', {'inner_steps': 3}, irevrnn, (relu, math.tanh)),
-    'IRevRNNTanhSigmoid': (
-        'IRevRNN',
+    'IndRNN': ({}, indrnn, (relu,)),
+    'IndRNN_tanh': ({'activation': 'tanh'}, indrnn, (tanh,)),
+    'IRevRNN': ({'inner_steps': 3}, irevrnn, (relu, tanh)),
+    'IRevRNN_tanh_sigmoid': (
         {'activation': 'tanh', 'inner_activation': 'sigmoid'},
-        irevrnn,
-        (math.tanh, sigmoid),
+        *(irevrnn, (tanh, sigmoid)),
     ),
-    'IRevRNNSigmoidRelu': (
-        'IRevRNN',
+    'IRevRNN_sigmoid_relu': (
         {'activation': 'sigmoid', 'inner_activation': 'relu'},
-        irevrnn,
-        (sigmoid, relu),
+        *(irevrnn, (sigmoid, relu)),
     ),
-    'MinGRU': ('MinGRU', {}, mingru, (identity,)),
-    'MinGRUPositive': (
-        'MinGRU',
-        {'candidate': 'positive'},
-        mingru,
-        (positive,),
-    ),
-    'MinLSTM': ('MinLSTM', {}, minlstm, (identity,)),
-    'MinLSTMPositive': (
-        'MinLSTM',
-        {'candidate': 'positive'},
-        minlstm,
-        (positive,),
-    ),
+    'MinGRU': ({}, mingru, (identity,)),
+    'MinGRU_positive': ({'candidate': 'positive'}, mingru, (positive,)),
+    'MinLSTM': ({}, minlstm, (identity,)),
+    'MinLSTM_positive': ({'candidate': 'positive'}, minlstm, (positive,)),
 }
 
 
 class EquationsTest(parameterized.TestCase):
 
-  @parameterized.named_parameters((k, *case) for k, case in CASES.items())
+  @parameterized.named_parameters(
+      (k, k.partition('_')[0], *case) for k, case in CASES.items()
+  )
   @pytest.mark.few(2)
   def test_agrees(self, name, options, equations, arguments):
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -44,13 +45,6 @@ def state_dict(golden, flat):
   return arrays
 
 
-def filled(make, arrays):
-  """A layer whose parameters are the converted `arrays`."""
-  layer = make(rngs=nnx.Rngs(0))
-  convert.from_torch(layer, arrays)
-  return layer
-
-
 def unstacked(carries, bidirectional):
   """torch's [layer, batch, features] per carry as a stack's carry."""
   levels = [tuple(c) for c in zip(*carries, strict=True)]
@@ -78,15 +72,13 @@ class TorchTest(parameterized.TestCase):
     features = golden['initial'].shape[-1]
     # Recorded in float64, stored in float32.
     with jax.enable_x64(True):
-      make = functools.partial(
-          rnnzoo.Stack,
-          cls,
-          in_features,
-          features,
+      layer = rnnzoo.Stack(
+          *(cls, in_features, features),
           num_layers=num_layers,
           param_dtype=jnp.float64,
+          rngs=nnx.Rngs(0),
       )
-      layer = filled(make, state_dict(golden, golden['weights']))
+      convert.from_torch(layer, state_dict(golden, golden['weights']))
       carry_of = lambda arrays: jax.tree.map(
           jnp.float64, unstacked(arrays, bidirectional)
       )
@@ -109,21 +101,15 @@ class TorchTest(parameterized.TestCase):
           layer, jnp.float64(golden['x']), carry_of(golden['initial'])
       )
       d_weights = gradients_as_torch(d_layer, bidirectional)
-      expected = {
-          'y': (y, golden['y']),
-          'final': (final, carry_of(golden['final'])),
-          'd_x': (d_x, golden['d_x']),
-          'd_initial': (d_carry, carry_of(golden['d_initial'])),
-          'd_weights': (d_weights, state_dict(golden, golden['d_weights'])),
-      }
-    for name, (got, want) in expected.items():
-      jax.tree.map(
-          functools.partial(
-              np.testing.assert_allclose, rtol=1e-6, atol=1e-6, err_msg=name
-          ),
-          got,
-          want,
-      )
+      for got, want in (
+          (y, golden['y']),
+          (final, carry_of(golden['final'])),
+          (d_x, golden['d_x']),
+          (d_carry, carry_of(golden['d_initial'])),
+          (d_weights, state_dict(golden, golden['d_weights'])),
+      ):
+        got, want = map(jax.tree.leaves, (got, want))
+        chex.assert_trees_all_close(got, want, rtol=1e-6, atol=1e-6)
 
 
 def gradients_as_torch(d_layer, bidirectional):

@@ -17,6 +17,7 @@ import pytest
 import rnnzoo
 from tests.layers import layers_test
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +81,7 @@ def new_cases():
   every = layers_test.cases(NEW)
   newton = layers_test.cases(NEW, newton=True)
   at_once = f'{layers_test.ROUNDED}_associative_scan_float64'
-  return [
-      *every,
-      *(c for c in newton if c['testcase_name'].endswith(at_once)),
-  ]
+  return [*every, *(c for c in newton if c['testcase_name'].endswith(at_once))]
 
 
 class NewCellTest(layers_test.CrossProduct):
@@ -101,14 +99,11 @@ class NewCellTest(layers_test.CrossProduct):
   @pytest.mark.few(2)
   def test_becomes_a_kernel(self, name, kind):
     layer = LAYERS[name](16, 32, rngs=nnx.Rngs(0), implementation='pallas')
-    graphdef, state = nnx.split(layer)
-    x, reset = jnp.ones((4, 5, 16)), jnp.ones((4, 5), bool)
-
-    def loss(state, x):
-      return jnp.sum(nnx.merge(graphdef, state)(x, reset=reset) ** 2)
-
+    reset = jnp.ones((4, 5), bool)
+    loss, state = random_layers.squares(layer, reset=reset)
     with abstract_gpu.device(self, kind):
-      text = abstract_gpu.lower(jax.grad(loss, (0, 1)), state, x)
+      gradient = jax.grad(loss, (0, 1))
+      text = abstract_gpu.lower(gradient, state, jnp.ones((4, 5, 16)))
       self.assertIn('mosaic_gpu', text)
 
   def test_has_cases_of_the_paths_in_xla(self):

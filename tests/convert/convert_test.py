@@ -7,6 +7,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,10 @@ DENSE = functools.partial(rnnzoo.DenseStack, rnnzoo.GRU)
 
 def make(cls, **options):
   return cls(IN, FEATURES, rngs=nnx.Rngs(0), **options)
+
+
+def square_slstm():
+  return rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0))
 
 
 def torch_weights(width, in_features=IN, features=FEATURES):
@@ -79,9 +84,7 @@ class ConvertTest(parameterized.TestCase):
     plain, layer = make(rnnzoo.GRU), make(rnnzoo.GRU, zoneout_rate=0.1)
     for each in plain, layer:
       convert.from_torch(each, torch_weights(12))
-    jax.tree.map(
-        np.testing.assert_array_equal, nnx.state(plain), nnx.state(layer)
-    )
+    chex.assert_trees_all_equal(nnx.state(plain), nnx.state(layer))
     with self.assertRaisesRegex(ValueError, 'for which torch has no place'):
       convert.to_torch(layer)
 
@@ -149,7 +152,7 @@ class ConvertTest(parameterized.TestCase):
       nnx.update(module, jax.device_put(state, sharding))
       return module
 
-    square = functools.partial(rnnzoo.SLSTM, 4, 4, rngs=nnx.Rngs(0))
+    square = square_slstm
     block = functools.partial(rnnzoo.SLSTMBlock, 4, 4, rngs=nnx.Rngs(0))
     cell = functools.partial(nnx.GRUCell, IN, FEATURES, rngs=nnx.Rngs(0))
     gru = sharded(make(rnnzoo.GRU))
@@ -188,15 +191,13 @@ class ErrorsTest(parameterized.TestCase):
       ('Elman', {'use_bias': False}, torch_weights(4), r"\['bias_hh_l0', 'bia"),
       ('Elman', {'num_heads': 2}, torch_weights(4), 'num_heads=1, got .*=2'),
       (
-          'Elman',
-          {},
+          *('Elman', {}),
           {f'rnn.{name}': x for name, x in torch_weights(4).items()},
           "prefix='rnn.' would find it",
       ),
       ('SLSTM', {}, torch_weights(16), 'Elman, GRU and LSTM .* got SLSTM'),
       (
-          'Elman',
-          {},
+          *('Elman', {}),
           torch_weights(4) | {'weight_ih_l1': np.ones((4, 4))},
           r"no place for: \['weight_ih_l1'\]",
       ),
@@ -334,20 +335,18 @@ class ErrorsTest(parameterized.TestCase):
       ),
       (
           lambda: convert.from_xlstm(
-              rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
-              {'conv1d.conv.weight': np.ones(1)},
+              square_slstm(), {'conv1d.conv.weight': np.ones(1)}
           ),
           'a convolution before i and f',
       ),
       (
           lambda: convert.from_xlstm(
-              rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0)),
-              {'group_norm.weight': np.ones(4)},
+              square_slstm(), {'group_norm.weight': np.ones(4)}
           ),
           'a group norm after the cell',
       ),
       (
-          lambda: convert.to_xlstm(rnnzoo.SLSTM(4, 4, rngs=nnx.Rngs(0))),
+          lambda: convert.to_xlstm(square_slstm()),
           'not zero between different heads',
       ),
       (
@@ -429,11 +428,8 @@ class ErrorsTest(parameterized.TestCase):
           to(layer)
         with self.assertRaisesRegex(ValueError, message):
           back(layer, *(given or [[] if library == 'keras' else {}]))
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            nnx.to_pure_dict(nnx.state(layer)),
-            before,
-        )
+        after = nnx.to_pure_dict(nnx.state(layer))
+        chex.assert_trees_all_equal(after, before)
 
   def test_to_flax_refuses_a_recurrent_bias(self):
     layer, cell = make(rnnzoo.GRU), nnx.GRUCell(IN, FEATURES, rngs=nnx.Rngs(0))

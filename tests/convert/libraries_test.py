@@ -16,6 +16,7 @@ import types
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import linen
 from flax import nnx
 import jax
@@ -26,6 +27,7 @@ import pytest
 import rnnzoo
 from rnnzoo import convert
 from rnnzoo.benchmark import timing
+from tests.cells import golden_test
 
 HERE = pathlib.Path(__file__).resolve().parent
 JSON = HERE.parents[1] / 'benchmarks' / 'conversions.json'
@@ -93,16 +95,8 @@ def folded_projection():
 
 
 def torch_module(name, cls):
-  prefix = 'bidirectional/'
-  with np.load(HERE.parent / 'cells' / 'golden' / f'{name}.npz') as data:
-    arrays = {k.removeprefix(prefix): data[k] for k in data if prefix in k}
-  weights, start = {}, 0
-  sizes = [arrays[key] for key in ('names', 'rows', 'columns')]
-  for entry, rows, columns in zip(*sizes, strict=True):
-    flat = arrays['weights'][start : start + rows * columns]
-    shape = (rows, columns) if entry.startswith('weight') else (rows,)
-    weights[str(entry)] = flat.reshape(shape)
-    start += flat.size
+  arrays = golden_test.load(name, 'bidirectional')
+  weights = golden_test.state_dict(arrays, arrays['weights'])
   stack = rnnzoo.Stack(
       functools.partial(rnnzoo.Bidirectional, cls),
       arrays['x'].shape[-1],
@@ -111,13 +105,8 @@ def torch_module(name, cls):
       rngs=nnx.Rngs(0),
   )
   convert.from_torch(stack, weights)
-  # torch has one array for each state, its first axis levels and directions.
   start, end = (
-      tuple(
-          tuple(tuple(c[level + way] for c in arrays[key]) for way in (0, 1))
-          for level in (0, 2)
-      )
-      for key in ('initial', 'final')
+      golden_test.unstacked(arrays[key], True) for key in ('initial', 'final')
   )
   carry, y = stack.unroll(
       arrays['x'], initial_carry=start, seq_lengths=arrays['seq_lengths']
@@ -153,10 +142,8 @@ def xlstm(name, cls):
   heads = heads / np.sqrt(heads.var(-1, keepdims=True) + 1e-5)
   normed = heads.reshape(y.shape) * scale
   backend = 'vanilla' if name == 'xlstm' else 'cuda'
-  pairs = ((y, normed), (arrays['y'], arrays['normed'])), (
-      carry,
-      carries(arrays),
-  )
+  states = carry, carries(arrays)
+  pairs = ((y, normed), (arrays['y'], arrays['normed'])), states
   return weights, convert.to_xlstm(layer, backend=backend), pairs
 
 
@@ -243,12 +230,9 @@ _FLAX = {
     'GRUCell': rnnzoo.GRU,
 }
 _TORCH = {'RNN': rnnzoo.Elman, 'LSTM': rnnzoo.LSTM, 'GRU': rnnzoo.GRU}
+_TWO = ', 2 levels, bidirectional'
 CASES = {
-    ('torch', f'{name}, 2 levels, bidirectional'): (
-        torch_module,
-        name.lower(),
-        cls,
-    )
+    ('torch', name + _TWO): (torch_module, name.lower(), cls)
     for name, cls in _TORCH.items()
 }
 CASES |= {
@@ -325,11 +309,7 @@ class LibrariesTest(parameterized.TestCase):
     self.assertEqual(shapes(back), shapes(weights))
     if library in SUMMED:
       back, weights = both_biases(back), both_biases(weights)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6),
-        back,
-        weights,
-    )
+    chex.assert_trees_all_close(back, weights, rtol=1e-6, atol=1e-6)
 
   def test_fold_projection(self):
     _, _, pairs = folded_projection()
@@ -366,23 +346,15 @@ class LibrariesTest(parameterized.TestCase):
       before = nnx.to_pure_dict(nnx.state(case))
       with self.assertRaisesRegex(ValueError, message):
         convert.from_xlstm(case, given)
-      jax.tree.map(
-          np.testing.assert_array_equal,
-          nnx.to_pure_dict(nnx.state(case)),
-          before,
-      )
+      after = nnx.to_pure_dict(nnx.state(case))
+      chex.assert_trees_all_equal(after, before)
     prefixed = {f'blocks.0.{name}': value for name, value in weights.items()}
     convert.from_xlstm(block, prefixed, prefix='blocks.0.')
     with self.assertRaisesRegex(ValueError, 'backend must be one of'):
       convert.to_xlstm(block, backend='triton')
-    back = convert.to_xlstm(block)
     again = new()
-    convert.from_xlstm(again, back)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        nnx.to_pure_dict(nnx.state(again)),
-        nnx.to_pure_dict(nnx.state(block)),
-    )
+    convert.from_xlstm(again, convert.to_xlstm(block))
+    chex.assert_trees_all_equal(nnx.state(again), nnx.state(block))
 
   def test_readme_has_what_is_seen(self):
     recorded = {

@@ -13,6 +13,7 @@ from pallas_kernels import devices
 import rnnzoo
 from rnnzoo.engines import choice as choice_lib
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 
 IS_FASTER = "'scan' is faster than the kernels"
 
@@ -23,9 +24,8 @@ class SlowerKernelTest(parameterized.TestCase):
     """Returns the choices of a layer on a GPU, and runs nothing."""
     options = {'dtype': jnp.bfloat16, **options}
     build = lambda: make(8, features, rngs=nnx.Rngs(0), **options)
-    graphdef, state = nnx.split(nnx.eval_shape(build))
+    call, state = random_layers.pure(nnx.eval_shape(build))
     x = jax.ShapeDtypeStruct((batch, 4, 8), jnp.float32)
-    call = lambda state, x: nnx.merge(graphdef, state)(x)
     on_gpu = mock.patch.object(devices, 'platform', lambda: 'gpu')
     with on_gpu, choice_lib.noted() as choices:
       jax.eval_shape(call, state, x)
@@ -104,16 +104,10 @@ class LinearTest(parameterized.TestCase):
   @pytest.mark.few(2)
   def test_path_of_none(self, case, kind):
     (batch, time, features), path = case
-    layer = nnx.eval_shape(
-        lambda: rnnzoo.MinGRU(features, features, rngs=nnx.Rngs(0))
-    )
-    graphdef, state = nnx.split(layer)
-
-    def run(state, x):
-      if kind == 'linear_scan':
-        return rnnzoo.linear_scan(x, x)
-      return nnx.merge(graphdef, state)(x)
-
+    make = lambda: rnnzoo.MinGRU(features, features, rngs=nnx.Rngs(0))
+    run, state = random_layers.pure(nnx.eval_shape(make))
+    if kind == 'linear_scan':
+      run = lambda state, x: rnnzoo.linear_scan(x, x)
     x = jax.ShapeDtypeStruct((batch, time, features), jnp.float32)
     mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
     with choice_lib.noted() as choices:

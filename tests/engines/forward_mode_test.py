@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 from jax import lax
@@ -68,9 +69,7 @@ class Problem:
   def __init__(self, name, path, *, flags=True, reverse=False, **options):
     self.flags, self.reverse = flags, reverse
     layer = random_layers.make(
-        name,
-        IN,
-        FEATURES,
+        *(name, IN, FEATURES),
         learn_initial_carry=True,
         param_dtype=jnp.float64,
         implementation=path,
@@ -93,33 +92,26 @@ class Problem:
 
   def plain(self, state, x, carry):
     layer = nnx.merge(self.graphdef, state)
-    flip = lambda a: jnp.flip(a, axis=1) if self.reverse else a
     reset = RESET if self.flags else np.zeros_like(RESET)
-    mask = flip(MASK if self.flags else np.ones_like(MASK))
-    if self.reverse:  # A boundary is between t-1 and t in either direction.
-      reset = np.roll(reset, -1, axis=1)
-      reset[:, -1] = False
+    mask = MASK if self.flags else np.ones_like(MASK)
     kernel = layer.recurrent_kernel
     kernel = None if kernel is None else kernel[...]
     if layer.recurrent_structure is not None:
       kernel = layer.recurrent_structure(kernel)
-    x_gates = jnp.einsum('bti,gif->btgf', flip(x), layer.kernel[...])
+    x_gates = jnp.einsum('bti,gif->btgf', x, layer.kernel[...])
+    restart = (
+        jnp.broadcast_to(c[...], carry[0].shape) for c in layer.learned_carry
+    )
     stop = layer.stop_recurrent_gradient
     final, carries = reference.unroll(
         layer.cell,
         {key: value[...] for key, value in layer.cell_params.items()},
         x_gates + layer.bias[...],
-        kernel,
-        carry,
-        tuple(
-            jnp.broadcast_to(c[...], carry[0].shape)
-            for c in layer.learned_carry
-        ),
-        flip(reset),
-        mask,
+        *(kernel, carry, tuple(restart), reset, mask),
         lax.stop_gradient if stop else lambda x: x,
+        self.reverse,
     )
-    return flip(jnp.where(mask[..., None], carries[0], 0)), final
+    return jnp.where(mask[..., None], carries[0], 0), final
 
 
 def loss(function, *given):
@@ -150,8 +142,8 @@ class ForwardModeTestCase(parameterized.TestCase):
     )
 
   def assert_close(self, got, want):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+    got, want = map(jax.tree.leaves, (got, want))
+    chex.assert_trees_all_close(got, want, rtol=TOLERANCE, atol=TOLERANCE)
 
   def check(self, name, path, option):
     problem = Problem(name, path, **OPTIONS[option])
@@ -206,17 +198,11 @@ class QuickTest(ForwardModeTestCase):
     a, b, h0 = random_like((RESET[..., None], MASK[..., None], RESET[:, :1]), 3)
     a = a.at[0, 1].set(0)  # Forgets, and has a derivative all the same.
 
-    def plain(a, b, h0):
-      h, hs = h0, []
-      for t in range(TIME):
-        h = a[:, t] * jnp.where(RESET[:, t, None], 0, h) + b[:, t]
-        hs.append(h)
-      return jnp.stack(hs, axis=1)
-
     hessian = lambda f: jax.hessian(functools.partial(loss, f), (0, 1, 2))
     linear_scan = functools.partial(rnnzoo.linear_scan, reset=RESET)
     steps = functools.partial(linear_scan, implementation='scan')
     parallel = functools.partial(linear_scan, implementation='associative_scan')
+    plain = functools.partial(reference.linear_scan, reset=RESET)
     run = reference.jit(
         lambda *given: [hessian(f)(*given) for f in (steps, parallel, plain)]
     )
@@ -260,11 +246,9 @@ class RefusedTest(parameterized.TestCase):
   def test_kernels(self):
     x = jnp.ones((1, 4, 8))
 
-    def tangent(implementation):
-      scan = functools.partial(
-          rnnzoo.linear_scan, implementation=implementation
-      )
-      return jax.jvp(lambda a: scan(a, x), (x,), (x,))[1]
+    def tangent(path):
+      scan = lambda a: rnnzoo.linear_scan(a, x, implementation=path)
+      return jax.jvp(scan, (x,), (x,))[1]
 
     message = "reverse mode only.*implementation='scan' has forward mode"
     with self.assertRaisesRegex(NotImplementedError, message):

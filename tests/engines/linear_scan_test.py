@@ -18,33 +18,6 @@ BATCH, FEATURES = 2, 3
 PATHS = ('scan', 'associative_scan')
 
 
-def loop(a, b, h0, reset, reverse):
-  """The recurrence, step by step in numpy."""
-  time = a.shape[1]
-  h, out = h0, np.zeros_like(b)
-  for t in reversed(range(time)) if reverse else range(time):
-    # reset[t] is the boundary between t-1 and t, whatever the direction.
-    boundary = t + 1 if reverse else t
-    if reset is not None and boundary < time:
-      h = np.where(reset[:, boundary, None], 0, h)
-    h = a[:, t] * h + b[:, t]
-    out[:, t] = h
-  return out
-
-
-def plain(a, b, h0, reset, reverse):
-  """The recurrence for autodiff, without a derivative of its own."""
-  time = a.shape[1]
-  h, out = h0, [None] * time
-  for t in reversed(range(time)) if reverse else range(time):
-    boundary = t + 1 if reverse else t
-    if reset is not None and boundary < time:
-      h = jnp.where(reset[:, boundary, None], 0, h)
-    h = a[:, t] * h + b[:, t]
-    out[t] = h
-  return jnp.stack(out, axis=1)
-
-
 def draw(time, seed=0):
   """Returns a, b, h0 and reset; a has negative numbers, zeros and ones."""
   rng = np.random.default_rng(seed)
@@ -58,18 +31,18 @@ def draw(time, seed=0):
 
 
 def scan_all(time, dtype, *, reverse, with_reset):
-  """Both paths' h, and their gradients of a weighted sum, in one program."""
-  a, b, h0, reset = draw(time)
-  a, b, h0 = (x.astype(dtype) for x in (a, b, h0))
+  """All paths' h, and their gradients of a weighted sum, in one program."""
+  *given, reset = draw(time)
+  a, b, h0 = (x.astype(dtype) for x in given)
   w = np.random.default_rng(1).standard_normal(a.shape).astype(dtype)
-  reset = reset if with_reset else None
+  options = {'reset': reset if with_reset else None, 'reverse': reverse}
   functions = {
       path: functools.partial(
-          rnnzoo.linear_scan, reset=reset, reverse=reverse, implementation=path
+          rnnzoo.linear_scan, implementation=path, **options
       )
       for path in PATHS
   }
-  functions['plain'] = lambda a, b, h0: plain(a, b, h0, reset, reverse)
+  functions['plain'] = functools.partial(reference.linear_scan, **options)
 
   @reference.jit
   def run(*args):
@@ -79,7 +52,71 @@ def scan_all(time, dtype, *, reverse, with_reset):
       results[name] = f(*args), jax.grad(loss, (0, 1, 2))(*args)
     return results
 
-  return run(a, b, h0), loop(a, b, h0, reset, reverse)
+  return run(a, b, h0)
+
+
+def check_forgets_an_infinity(test, path, reverse):
+  """A path forgets it by a reset in the first row, by a = 0 in the second."""
+  a = np.ones((2, 6, 1), np.float32)
+  b = np.ones_like(a)
+  b[:, 4 if reverse else 1] = np.inf
+  reset = np.zeros((2, 6), bool)
+  reset[0, 3] = True
+  a[1, 2 if reverse else 3] = 0
+  after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
+  options = {'reset': reset, 'reverse': reverse, 'implementation': path}
+
+  def loss(a, b):
+    h = rnnzoo.linear_scan(a, b, **options)
+    return jnp.sum(h[:1, after]), h
+
+  (d_a, d_b), h = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(a, b)
+  np.testing.assert_array_equal(np.asarray(h)[:, after, 0], [[1, 2, 3]] * 2)
+  # Nor does it reach a gradient on the other side of a reset, or any of b.
+  test.assertTrue(np.isfinite(d_a[0, after]).all())
+  test.assertTrue(np.isfinite(d_b).all())
+
+
+def check_nothing_passes_a_reset(test, path, reverse, poison, poisoned=(0, 1)):
+  """Nothing of the step right before a reset passes it, be it in a or in b."""
+  a = np.full((1, 9, 1), 0.5, np.float32)
+  b = np.ones_like(a)
+  reset = np.zeros((1, 9), bool)
+  reset[0, 4] = True
+  first = 4 if reverse else 3  # The last step before the reset.
+  after = np.arange(4) if reverse else np.arange(4, 9)
+  others = np.setdiff1d(np.arange(9), after)
+  options = {'reset': reset, 'reverse': reverse, 'implementation': path}
+
+  @jax.jit
+  def scan(a, b, weights):
+    run = lambda a, b: rnnzoo.linear_scan(a, b, **options)
+    h, pull = jax.vjp(run, a, b)
+    return h, *pull(weights)
+
+  weights = np.ones_like(a)
+  clean = scan(a, b, weights)
+  for where in poisoned:
+    bad = [a.copy(), b.copy()]
+    bad[where][0, first] = poison
+    found = scan(*bad, weights)
+    test.assertFalse(np.isfinite(found[0][0, first]).all())
+    for got, want in zip(found, clean, strict=True):
+      np.testing.assert_array_equal(got[0, after], want[0, after])
+    if where == 1:  # The gradient of b has a as a factor, and no b.
+      np.testing.assert_array_equal(found[2], clean[2])
+  weights[0, after] = poison
+  for got, want in zip(scan(a, b, weights), clean, strict=True):
+    np.testing.assert_array_equal(got[0, others], want[0, others])
+
+
+def check_sums_in_float32(test, path):
+  """1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1."""
+  b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)
+  b[:, 0] = 1
+  h = rnnzoo.linear_scan(np.ones_like(b), b, implementation=path)
+  test.assertEqual(h.dtype, jnp.bfloat16)
+  test.assertEqual(float(h[0, -1, 0]), 2)
 
 
 class LinearScanTest(parameterized.TestCase):
@@ -91,15 +128,12 @@ class LinearScanTest(parameterized.TestCase):
   @pytest.mark.few(2)
   def test_agrees_with_loop(self, time, reverse, with_reset):
     with jax.enable_x64(True):
-      results, want = scan_all(
+      results = scan_all(
           time, np.float64, reverse=reverse, with_reset=with_reset
       )
-    _, gradients = results['plain']
-    for path in PATHS:
-      h, got = results[path]
-      np.testing.assert_allclose(h, want, rtol=1e-12, atol=1e-12)
-      for g, d in zip(got, gradients, strict=True):
-        np.testing.assert_allclose(g, d, rtol=1e-12, atol=1e-12)
+    want = results.pop('plain')
+    for got in results.values():
+      chex.assert_trees_all_close(got, want, rtol=1e-12, atol=1e-12)
 
   @parameterized.product(path=PATHS, zero=('a', 'h'))
   @pytest.mark.slow
@@ -111,9 +145,9 @@ class LinearScanTest(parameterized.TestCase):
         a = a.at[0, 1:3].set(0)
       else:  # Of h and of its cotangents.
         b, h0 = 0 * b, 0 * h0
-      with_path = functools.partial(rnnzoo.linear_scan, implementation=path)
-      scan = lambda a, b, h0: with_path(a, b, h0, reset=reset)
-      by_hand = lambda a, b, h0: plain(a, b, h0, reset, False)
+      options = {'reset': reset, 'implementation': path}
+      scan = functools.partial(rnnzoo.linear_scan, **options)
+      by_hand = functools.partial(reference.linear_scan, reset=reset)
       got = self.second_derivatives(scan, (a, b, h0))
       want = self.second_derivatives(by_hand, (a, b, h0))
       for name, derivative in want.items():
@@ -135,41 +169,13 @@ class LinearScanTest(parameterized.TestCase):
   @parameterized.parameters(*PATHS)
   @pytest.mark.slow
   def test_low_precision_sums_in_float32(self, path):
-    # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
-    b = np.full((1, 257, 1), 2**-8)
-    b[:, 0] = 1
-    a = jnp.ones(b.shape, jnp.bfloat16)
-    scan = jax.jit(rnnzoo.linear_scan, static_argnames='implementation')
-    h = scan(a, jnp.bfloat16(b), implementation=path)
-    self.assertEqual(h.dtype, jnp.bfloat16)
-    self.assertEqual(float(h[0, -1, 0]), 2)
+    check_sums_in_float32(self, path)
 
   @parameterized.product(path=PATHS, reverse=(False, True))
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_forgets_an_infinity(self, path, reverse):
-    # By a reset in the first row, by a = 0 in the second.
-    a = np.ones((2, 6, 1), np.float32)
-    b = np.ones_like(a)
-    b[:, 4 if reverse else 1] = np.inf
-    reset = np.zeros((2, 6), bool)
-    reset[0, 3] = True
-    a[1, 2 if reverse else 3] = 0
-
-    @jax.jit
-    def scan(a, b):
-      return rnnzoo.linear_scan(
-          a, b, reset=reset, reverse=reverse, implementation=path
-      )
-
-    h = np.asarray(scan(a, b))
-    after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
-    np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
-    # Nor does it reach a gradient on the other side of a reset, or any of b.
-    loss = lambda a, b: jnp.sum(scan(a, b)[:1, after])
-    d_a, d_b = jax.jit(jax.grad(loss, (0, 1)))(a, b)
-    self.assertTrue(np.isfinite(d_a[0, after]).all())
-    self.assertTrue(np.isfinite(d_b).all())
+    check_forgets_an_infinity(self, path, reverse)
 
   @parameterized.product(
       path=PATHS, reverse=(False, True), poison=(np.nan, np.inf)
@@ -177,44 +183,7 @@ class LinearScanTest(parameterized.TestCase):
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_nothing_passes_a_reset(self, path, reverse, poison):
-    # In the step right before it, where all that comes after would have it.
-    a = np.full((1, 9, 1), 0.5, np.float32)
-    b = np.ones_like(a)
-    reset = np.zeros((1, 9), bool)
-    reset[0, 4] = True
-    first = 4 if reverse else 3  # The last step before the reset.
-    after = np.arange(4) if reverse else np.arange(4, 9)
-    others = np.setdiff1d(np.arange(9), after)
-
-    @jax.jit
-    def scan(a, b):
-      return rnnzoo.linear_scan(
-          a, b, reset=reset, reverse=reverse, implementation=path
-      )
-
-    want = scan(a, b)
-    grad = jax.jit(jax.grad(lambda a, b, w: jnp.sum(w * scan(a, b)), (0, 1)))
-    for where in (0, 1):
-      bad = [a.copy(), b.copy()]
-      bad[where][0, first] = poison
-      h = scan(*bad)
-      np.testing.assert_array_equal(h[0, after], want[0, after])
-      self.assertFalse(np.isfinite(h[0, first]).all())
-      # Nor do gradients, in either direction.
-      weights = np.zeros_like(a)
-      weights[0, after] = 1
-      for got, clean in zip(
-          grad(*bad, weights), grad(a, b, weights), strict=True
-      ):
-        np.testing.assert_array_equal(got[0, after], clean[0, after])
-      if where == 1:  # The gradient of b has a as a factor.
-        d_b = grad(*bad, weights)[1]
-        np.testing.assert_array_equal(d_b[0, others], 0)
-    weights = np.ones_like(a)
-    weights[0, after] = poison
-    d_a, d_b = grad(a, b, weights)
-    self.assertTrue(np.isfinite(d_a[0, others]).all())
-    self.assertTrue(np.isfinite(d_b[0, others]).all())
+    check_nothing_passes_a_reset(self, path, reverse, poison)
 
   @parameterized.product(
       path=PATHS, with_reset=(False, True), poison=(np.nan, np.inf)
@@ -278,53 +247,6 @@ class LinearScanTest(parameterized.TestCase):
     self.assertTrue(np.isnan(y[0, 3]).any())
     # The learned carry is where it starts again.
     np.testing.assert_allclose(y[0, 4:], made(x[0, 4:]), rtol=1e-5, atol=1e-6)
-
-
-def log_space(log_a, log_b):
-  """h = exp(A + logcumsumexp(log b - A)), A = cumsum(log a); time is first.
-
-  The paper's formula for the model with a positive candidate.
-  """
-  A = np.cumsum(log_a, axis=0)
-  return np.exp(A + np.logaddexp.accumulate(log_b - A, axis=0))
-
-
-class LogSpaceTest(parameterized.TestCase):
-
-  @parameterized.product(layer=('MinGRU', 'MinLSTM'), path=PATHS)
-  @pytest.mark.few(2)
-  @pytest.mark.slow
-  def test_positive_candidate_is_the_log_space_model(self, layer, path):
-    rng = np.random.default_rng(0)
-    x = 2 * rng.standard_normal((20, 3))
-    with jax.enable_x64(True):
-      made = rnnzoo.LAYERS[layer](
-          3,
-          4,
-          candidate='positive',
-          implementation=path,
-          param_dtype=jnp.float64,
-          bias_init=jax.nn.initializers.normal(),
-          rngs=nnx.Rngs(0),
-      )
-      h = np.asarray(nnx.jit(made)(x))
-      gates = np.einsum('ti,gif->gtf', x, made.kernel[...])
-      gates += np.asarray(made.bias[...])[:, None]
-    softplus = lambda v: np.logaddexp(0, v)
-    if layer == 'MinGRU':
-      k, candidate = gates
-      log_keep, log_take = -softplus(k), -softplus(-k)
-    else:
-      f, i, candidate = gates
-      d = softplus(-f) - softplus(-i)
-      log_keep, log_take = -softplus(d), -softplus(-d)
-    log_g = np.where(
-        candidate >= 0,
-        np.log(np.maximum(candidate, 0) + 0.5),
-        -softplus(-candidate),
-    )
-    want = log_space(log_keep, log_take + log_g)
-    np.testing.assert_allclose(h, want, rtol=1e-11)
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,13 @@ from rnnzoo.engines.time import joint_cells
 from rnnzoo.engines.time import kernel_parts
 from rnnzoo.engines.time import parts as time_parts
 from rnnzoo.engines.time import path as newton_path
-from rnnzoo.engines.time import plan as newton_plan
+from tests.engines import newton_test
 from tests.testing import abstract_gpu
 from tests.testing import dense_loops
 from tests.testing import several_devices
 from tests.testing import streaming_loops
 
-IN = 3
+IN = newton_test.IN
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 
 # Rounding errors of a short sequence, of numbers near 1.
@@ -52,66 +53,22 @@ def on_gpu(test, fewest: int = 8):
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
-  """A layer and its arrays.
+class Case(newton_test.Case):
+  """A layer and its arrays, with carries; a part has the fewest steps."""
 
-  Attributes:
-    layer: its name.
-    options: of the layer.
-    sizes: batch, time, features.
-    flags: whether there are resets and a mask.
-    reverse: whether time runs backwards.
-    scale: what R is multiplied by.
-    inputs: what x is multiplied by.
-    fewest: steps of a part.
-  """
-
-  layer: str
-  options: dict = dataclasses.field(default_factory=dict)
   sizes: tuple[int, int, int] = (2, 100, 4)
-  flags: bool = False
-  reverse: bool = False
-  scale: float = 1.0
-  inputs: float = 1.0
+  dtype: str = 'float32'
   fewest: int = 32
 
   def operands(self):
-    batch, time, features = self.sizes
-    layer = rnnzoo.LAYERS[self.layer](
-        IN, features, rngs=nnx.Rngs(0), **self.options
-    )
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, time, IN)) * self.inputs
-    operands = layer._operands(jnp.asarray(x, jnp.float32))
-    kernel = operands.recurrent_kernel * self.scale
+    cell, operands = super().operands()
+    rng = np.random.default_rng(1)
     carry = tuple(
-        jnp.asarray(rng.random((batch, features)), jnp.float32)
-        for _ in layer.cell.carry_names
+        jnp.asarray(rng.random((self.sizes[0], self.sizes[2])), self.dtype)
+        for _ in cell.carry_names
     )
-    operands = operands._replace(
-        x=jnp.swapaxes(jnp.asarray(x, jnp.float32), 0, 1),
-        recurrent_kernel=kernel,
-        carry=carry,
-        restart=tuple(c / 2 for c in carry),
-    )
-    if self.flags:
-      operands = operands._replace(
-          reset=jnp.asarray(rng.random((time, batch)) < 0.05),
-          mask=jnp.asarray(rng.random((time, batch)) < 0.8),
-      )
-    return layer.cell, operands
-
-  def plan(self, cell, operands):
-    return newton_plan.make_plan(
-        cell,
-        call_lib.Dense(),
-        operands,
-        call_lib.Call(reverse=self.reverse),
-        jacobian=None,
-        window=None,
-        max_iterations=32,
-        tolerance=0.0,
-    )
+    restart = tuple(c / 2 for c in carry)
+    return cell, operands._replace(carry=carry, restart=restart)
 
 
 def run(case: Case):
@@ -119,12 +76,9 @@ def run(case: Case):
   cell, operands = case.operands()
   plan = case.plan(cell, operands)
   windows = newton_path._Windows(plan)
-  found = jax.jit(
-      lambda operands: kernel_parts.unroll(plan.steps, operands, windows)
-  )(operands)
-  wanted = jax.jit(lambda operands: scan_loop.carries(plan.steps, operands))(
-      operands
-  )
+  by_parts = lambda given: kernel_parts.unroll(plan.steps, given, windows)
+  by_scan = lambda given: scan_loop.carries(plan.steps, given)
+  found, wanted = jax.jit(by_parts)(operands), jax.jit(by_scan)(operands)
   return wanted, found[:2], found[2]
 
 
@@ -175,12 +129,17 @@ class NewtonJointsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_is_the_trajectory_of_scan(self, case):
-    with on_gpu(self, case.fewest):
-      (last, wanted), (final, found), report = run(case)
+    report = self.check(case, case.fewest)
     self.assertFalse(report.fell_back)
     self.assertGreaterEqual(report.parts, 2)
+
+  def check(self, case, fewest=8):
+    """Returns the report of a run that gives the trajectory of 'scan'."""
+    with on_gpu(self, fewest):
+      (last, wanted), (final, found), report = run(case)
     for a, b in zip((*found, *final), (*wanted, *last), strict=True):
       close(a, b)
+    return report
 
   @pytest.mark.exhaustive
   def test_over_auto_axes(self):
@@ -195,11 +154,7 @@ class NewtonJointsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gives_up_where_parts_forget_nothing(self, case):
-    with on_gpu(self):
-      (last, wanted), (final, found), report = run(case)
-    self.assertTrue(report.fell_back)
-    for a, b in zip((*found, *final), (*wanted, *last), strict=True):
-      close(a, b)
+    self.assertTrue(self.check(case).fell_back)
 
   @pytest.mark.slow
   def test_numbers_that_are_not_finite(self):
@@ -251,20 +206,13 @@ class NewtonJointsTest(parameterized.TestCase):
             jax.vmap(lambda x: loss('associative_scan', state, x[None]))
         )(x)
     wanted = jax.value_and_grad(loss, (1, 2))('scan', state, x)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        found,
-        wanted,
-    )
+    chex.assert_trees_all_close(found, wanted, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(each.sum(), wanted[0], rtol=1e-5)
 
   @pytest.mark.slow
   def test_settings_of_windows_ask_for_windows(self):
-    layer = rnnzoo.GRU(
-        *(IN, 4),
-        implementation=rnnzoo.AssociativeScan(window=50),
-        rngs=nnx.Rngs(0),
-    )
+    path = rnnzoo.AssociativeScan(window=50)
+    layer = rnnzoo.GRU(IN, 4, implementation=path, rngs=nnx.Rngs(0))
     with on_gpu(self):
       with mock.patch.object(kernel_parts, 'unroll') as unroll:
         layer(jnp.ones((2, 100, IN)))
@@ -280,14 +228,8 @@ class NewtonJointsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_folds_are_undone(self, in_features):
     for reverse in (False, True):
-      fold = time_parts.Fold(
-          batch=2,
-          time=11,
-          features=3,
-          count=4,
-          reverse=reverse,
-          in_features=in_features,
-      )
+      sizes = {'batch': 2, 'time': 11, 'features': 3, 'count': 4}
+      fold = time_parts.Fold(**sizes, reverse=reverse, in_features=in_features)
       x = jnp.arange(2 * 11 * 3.0).reshape(2, 11, 3)
       np.testing.assert_array_equal(fold.unfolded(fold.steps(x)), x)
       gates = jnp.stack([x, -x], 2)
@@ -306,9 +248,7 @@ class NewtonJointsTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_kernels_run_the_cells(self, activation):
     # Interpreted, without outputs and with.
-    cell = rnnzoo.LAYERS['IndRNN'](
-        2, 4, activation=activation, rngs=nnx.Rngs(0)
-    ).cell
+    cell = rnnzoo.ElmanCell(activation)
     rng = np.random.default_rng(0)
     array = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
     x, u, h = array(2, 9, 1, 4), array(1, 4, 1, 1), array(2, 4)

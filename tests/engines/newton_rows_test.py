@@ -13,6 +13,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo.engines.time import plan as newton_plan
+from tests.testing import comparison
 from tests.testing import reference
 
 IN, FEATURES, ROWS, BATCH, TIME = 3, 4, 3, 2, 19
@@ -23,13 +24,8 @@ def layers(name, paths=PATHS, features=FEATURES, dtype='float64'):
   """Returns (parameters, x, ...) -> results by each path, and parameters."""
   graphs = []
   for path in paths:
-    layer = rnnzoo.LAYERS[name](
-        IN,
-        features,
-        param_dtype=jnp.dtype(dtype),
-        implementation=path,
-        rngs=nnx.Rngs(0),
-    )
+    options = {'param_dtype': jnp.dtype(dtype), 'implementation': path}
+    layer = rnnzoo.LAYERS[name](IN, features, rngs=nnx.Rngs(0), **options)
     graph, state = nnx.split(layer)
     graphs.append(graph)
 
@@ -134,13 +130,6 @@ class RowsTest(parameterized.TestCase):
     super().setUp()
     self.enter_context(jax.enable_x64(True))
 
-  def assert_close(self, found, wanted, limit=1e-10):
-    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-      a, b = np.asarray(a), np.asarray(b)
-      self.assertLessEqual(
-          np.linalg.norm(a - b), limit * np.linalg.norm(b) + 1e-30
-      )
-
   @parameterized.parameters(*WAYS)
   @pytest.mark.slow
   @pytest.mark.few(4)
@@ -148,7 +137,7 @@ class RowsTest(parameterized.TestCase):
     runs, state = layers('AGRU')
     function = getattr(Ways('AGRU', state), way)
     both = reference.jit(lambda: [function(run) for run in runs])
-    self.assert_close(*both())
+    comparison.assert_near(*both(), 1e-10)
 
   @parameterized.parameters('v', 'vv')
   @pytest.mark.slow
@@ -217,7 +206,7 @@ class RowsTest(parameterized.TestCase):
     for run in runs:
       each = jax.value_and_grad(functools.partial(loss, run), (0, 1))
       gradients.append(reference.jit(jax.vmap(each, axes))(*given))
-    self.assert_close(*gradients)
+    comparison.assert_near(*gradients, 1e-10)
 
   @pytest.mark.slow
   def test_no_rows(self):

@@ -20,67 +20,65 @@ from rnnzoo.engines.time import maps
 from rnnzoo.engines.time import newton
 from rnnzoo.engines.time import path as newton_path
 from rnnzoo.engines.time import plan as newton_plan
+from tests.testing import comparison
 from tests.testing import compilation
+from tests.testing import random_layers
 from tests.testing import reference
 
-IN, BATCH = 4, 2
+IN = 4
 
 # In these a small change of the carry dies out, or at least does not grow.
 CONTRACTIVE = {'LSTM': {}, 'GRU': {}, 'AGRU': {'gamma': 2.0}, 'IndRNN': {}}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Case:
   """A layer and its arrays.
 
   Attributes:
     layer: its name.
     options: of the layer.
-    time: number of steps.
-    features: of the layer.
-    batch: number of sequences.
-    dtype: of everything.
+    sizes: batch, time, features.
     flags: whether there are resets and a mask.
+    reverse: whether time runs backwards.
     scale: what the recurrent kernel is multiplied by.
+    inputs: what x is multiplied by.
+    dtype: of everything.
     path: settings of the path.
-    call: static options.
   """
 
   layer: str
   options: dict = dataclasses.field(default_factory=dict)
-  time: int = 37
-  features: int = 8
-  batch: int = BATCH
-  dtype: str = 'float64'
+  sizes: tuple[int, int, int] = (2, 37, 8)
   flags: bool = False
+  reverse: bool = False
   scale: float = 1.0
+  inputs: float = 1.0
+  dtype: str = 'float64'
   path: rnnzoo.AssociativeScan = rnnzoo.AssociativeScan()
-  call: call_lib.Call = call_lib.Call()
 
   def operands(self):
+    batch, time, features = self.sizes
     dtype = jnp.dtype(self.dtype)
     layer = rnnzoo.LAYERS[self.layer](
-        IN, self.features, param_dtype=dtype, rngs=nnx.Rngs(0), **self.options
+        IN, features, param_dtype=dtype, rngs=nnx.Rngs(0), **self.options
     )
     rng = np.random.default_rng(0)
-    lead = self.time, self.batch
-    x = jnp.asarray(rng.standard_normal((self.batch, self.time, IN)), dtype)
-    operands = layer._operands(x)
+    x = rng.standard_normal((batch, time, IN)) * self.inputs
+    operands = layer._operands(jnp.asarray(x, dtype))
     if self.flags:
       operands = operands._replace(
-          reset=jnp.asarray(rng.random(lead) < 0.05),
-          mask=jnp.asarray(rng.random(lead) < 0.8),
+          reset=jnp.asarray(rng.random((time, batch)) < 0.05),
+          mask=jnp.asarray(rng.random((time, batch)) < 0.8),
       )
     kernel = operands.recurrent_kernel * self.scale
     return layer.cell, operands._replace(recurrent_kernel=kernel)
 
   def plan(self, cell, operands):
+    call = call_lib.Call(reverse=self.reverse)
+    settings = dataclasses.asdict(self.path)
     return newton_plan.make_plan(
-        cell,
-        call_lib.Dense(),
-        operands,
-        self.call,
-        **dataclasses.asdict(self.path),
+        cell, call_lib.Dense(), operands, call, **settings
     )
 
 
@@ -113,6 +111,11 @@ def gradients(case):
   return reference.jit(both)(operands)
 
 
+def newton_gru():
+  path = 'associative_scan'
+  return rnnzoo.GRU(IN, 4, implementation=path, rngs=nnx.Rngs(0))
+
+
 def by_scan(plan, operands):
   return scan_loop.unroll(plan.steps, operands)
 
@@ -123,46 +126,35 @@ class NewtonTest(parameterized.TestCase):
     super().setUp()
     self.enter_context(jax.enable_x64(True))
 
-  def assert_close(self, found, wanted, limit):
-    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-      if a.dtype != jax.dtypes.float0:
-        a, b = np.asarray(a), np.asarray(b)
-        error = np.linalg.norm(a - b)
-        self.assertLessEqual(error, limit * np.linalg.norm(b) + 1e-30)
-
   def check(self, case, limit):
     found, wanted, report = run(case)
     self.assertFalse(report.fell_back)
     self.assertLessEqual(report.iterations, 8)
-    self.assert_close(found, wanted, limit)
-    self.assert_close(*gradients(case), limit)
+    comparison.assert_near(found, wanted, limit)
+    comparison.assert_near(*gradients(case), limit)
 
   @parameterized.parameters(('GRU', 37), ('IndRNN', 37), ('AGRU', 1))
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_is_scan(self, name, time):
-    case = Case(layer=name, options=CONTRACTIVE[name], time=time, flags=True)
+    case = Case(name, CONTRACTIVE[name], (2, time, 8), flags=True)
     self.check(case, 1e-10)
 
   @parameterized.parameters(('GRU', 1), ('LSTM', 64))
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_few_iterations(self, name, features):
-    found, wanted, report = run(
-        Case(layer=name, time=1000, features=features, dtype='float32')
-    )
+    case = Case(name, sizes=(2, 1000, features), dtype='float32')
+    found, wanted, report = run(case)
     self.assertFalse(report.fell_back)
     self.assertLessEqual(report.iterations, 6)
-    self.assert_close(found, wanted, 2e-6)
+    comparison.assert_near(found, wanted, 2e-6)
 
   @parameterized.parameters(
       # (case, whether it is chaotic)
-      (Case(layer='GRU', scale=5, time=200, features=32), True),
-      (Case(layer='LSTM', scale=5, time=200), False),
-      (
-          Case(layer='AGRU', options={'gamma': 0.0}, time=500, features=16),
-          False,
-      ),
+      (Case('GRU', sizes=(2, 200, 32), scale=5), True),
+      (Case('LSTM', sizes=(2, 200, 8), scale=5), False),
+      (Case('AGRU', {'gamma': 0.0}, (2, 500, 16)), False),
   )
   @pytest.mark.slow
   @pytest.mark.few(1)
@@ -170,10 +162,10 @@ class NewtonTest(parameterized.TestCase):
     found, wanted, report = run(case)
     self.assertEqual(bool(report.fell_back), chaotic)
     # The parts ran nearly as often as there are parts of time.
-    self.assertGreater(report.in_turn, case.time)
+    self.assertGreater(report.in_turn, case.sizes[1])
     # It is the sequential run, which XLA compiles once more, in a branch: it
     # may round in another order, and these weights amplify differences.
-    self.assert_close(found, wanted, 1e-11)
+    comparison.assert_near(found, wanted, 1e-11)
 
   @parameterized.parameters(-1.01, 1.01)
   @pytest.mark.slow
@@ -183,54 +175,46 @@ class NewtonTest(parameterized.TestCase):
     # Rounding decides, so XLA compiles as users have it.
     jit = functools.partial(jax.jit, compiler_options=compilation.USUAL)
     with mock.patch.object(reference, 'jit', jit):
-      found, wanted, report = run(
-          Case(layer='IndRNN', options=options, time=5000)
-      )
+      found, wanted, report = run(Case('IndRNN', options, (2, 5000, 8)))
     self.assertFalse(report.fell_back)
     self.assertLessEqual(report.iterations, 1)
-    self.assert_close(found, wanted, 2e-14)
+    comparison.assert_near(found, wanted, 2e-14)
 
   @parameterized.parameters(
-      {'window': 16},
-      {'jacobian': 'diagonal'},
-      {'max_iterations': 1},
+      {'window': 16}, {'jacobian': 'diagonal'}, {'max_iterations': 1}
   )
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_settings(self, **settings):
     path = rnnzoo.AssociativeScan(**settings)
-    case = Case(layer='GRU', path=path, flags=True)
+    case = Case('GRU', path=path, flags=True)
     found, wanted, report = run(case)
     self.assertEqual(bool(report.fell_back), 'max_iterations' in settings)
-    self.assert_close(found, wanted, 1e-12)
+    comparison.assert_near(found, wanted, 1e-12)
 
   @pytest.mark.slow
   def test_tolerance(self):
-    case = Case(layer='LSTM', path=rnnzoo.AssociativeScan(tolerance=1e-3))
+    case = Case('LSTM', path=rnnzoo.AssociativeScan(tolerance=1e-3))
     found, wanted, report = run(case)
-    self.assertLess(report.iterations, run(Case(layer='LSTM'))[2].iterations)
+    self.assertLess(report.iterations, run(Case('LSTM'))[2].iterations)
     self.assertFalse(report.fell_back)
-    self.assert_close(found, wanted, 1e-3)
+    comparison.assert_near(found, wanted, 1e-3)
 
   @parameterized.parameters('AGRU', 'LSTM')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_diagonal_gradients(self, name):
     path = rnnzoo.AssociativeScan(jacobian='diagonal')
-    case = Case(layer=name, options=CONTRACTIVE[name], path=path, time=9)
-    self.assert_close(*gradients(case), 1e-10)
+    case = Case(name, CONTRACTIVE[name], (2, 9, 8), path=path)
+    comparison.assert_near(*gradients(case), 1e-10)
 
   @parameterized.parameters('LSTM', 'AGRU')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_one_bad_window(self, name):
     """A window that does not converge runs in turn; the others stay."""
-    case = Case(
-        layer=name,
-        options=CONTRACTIVE[name],
-        time=60,
-        path=rnnzoo.AssociativeScan(window=20),
-    )
+    path = rnnzoo.AssociativeScan(window=20)
+    case = Case(name, CONTRACTIVE[name], (2, 60, 8), path=path)
     solve = newton.solve
 
     def fails_once(problem, init, errors, guess, **options):
@@ -244,13 +228,13 @@ class NewtonTest(parameterized.TestCase):
       found, wanted, report = run(case)
     self.assertTrue(report.fell_back)
     self.assertGreater(report.sensitivity, 0)
-    self.assert_close(found, wanted, 1e-12)
+    comparison.assert_near(found, wanted, 1e-12)
 
   @parameterized.parameters(np.nan, np.inf)
   @pytest.mark.slow
   def test_not_finite(self, value):
     found, wanted, report = run(
-        Case(layer='GRU'),
+        Case('GRU'),
         lambda given: given._replace(x=given.x.at[20, 0, 0].set(value)),
     )
     # Gates take an infinity to 0 or 1.
@@ -281,20 +265,14 @@ class NewtonTest(parameterized.TestCase):
     wanted, found = (
         reference.jit(layer)(x, reset=reset)[own] for layer in layers
     )
-    self.assert_close(found, wanted, 1e-6)
+    comparison.assert_near(found, wanted, 1e-6)
 
   @pytest.mark.slow
   def test_a_large_feature_hides_no_error_of_others(self):
     # It is in their head, and they do not see it.
     def run(path):
-      layer = rnnzoo.AGRU(
-          IN,
-          4,
-          gamma=0.5,
-          epsilon=0.05,
-          implementation=path,
-          rngs=nnx.Rngs(0),
-      )
+      options = {'gamma': 0.5, 'epsilon': 0.05, 'implementation': path}
+      layer = rnnzoo.AGRU(IN, 4, rngs=nnx.Rngs(0), **options)
       kernel = layer.recurrent_kernel[...].at[..., 0, :].set(0)
       layer.recurrent_kernel[...] = kernel.at[..., 0].set(0)
       layer.kernel[...] = layer.kernel[...].at[..., 0].set(0)
@@ -311,23 +289,17 @@ class NewtonTest(parameterized.TestCase):
       (_, y), dx = reference.jit(grad)(jnp.float32(x))
       return y, dx
 
-    self.assert_close(run('associative_scan'), run('scan'), 2e-6)
+    comparison.assert_near(run('associative_scan'), run('scan'), 2e-6)
 
   def test_no_sequence(self):
-    layer = rnnzoo.GRU(
-        IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
-    )
+    layer = newton_gru()
     x = jnp.zeros((0, 5, IN))
     self.assertEqual(layer(x).shape, (0, 5, 4))
     with self.assertRaisesRegex(ValueError, 'at least one sequence'):
       rnnzoo.verify(layer, x)
 
   def test_products_have_all_digits(self):
-    layer = rnnzoo.GRU(
-        IN, 4, implementation='associative_scan', rngs=nnx.Rngs(0)
-    )
-    graphdef, state = nnx.split(layer)
-    kernel = lambda state, x: nnx.merge(graphdef, state)(x)
+    kernel, state = random_layers.pure(newton_gru())
     text = str(jax.make_jaxpr(kernel)(state, jnp.zeros((2, 9, IN))))
     self.assertIn('precision=(Precision.HIGHEST, Precision.HIGHEST)', text)
 
@@ -349,8 +321,7 @@ class NewtonTest(parameterized.TestCase):
 
     def shape(path):
       make = lambda: rnnzoo.GRU(IN, 2048, implementation=path, rngs=nnx.Rngs(0))
-      graphdef, state = nnx.split(nnx.eval_shape(make))
-      call = lambda state, x: nnx.merge(graphdef, state)(x)
+      call, state = random_layers.pure(nnx.eval_shape(make))
       return jax.eval_shape(call, state, x).shape
 
     message = r"'exact' needs .* MiB for 16 steps .*'diagonal' needs"
@@ -363,13 +334,8 @@ class NewtonTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_memory_is_that_of_a_window(self, window):
     def temporary(time):
-      case = Case(
-          layer='GRU',
-          time=time,
-          features=16,
-          dtype='float32',
-          path=rnnzoo.AssociativeScan(window=window),
-      )
+      path = rnnzoo.AssociativeScan(window=window)
+      case = Case('GRU', sizes=(2, time, 16), dtype='float32', path=path)
       operands = jax.eval_shape(lambda: case.operands()[1])
       plan = case.plan(rnnzoo.GRUCell(), operands)
       unroll = functools.partial(newton_path.unroll, plan)
@@ -380,12 +346,12 @@ class NewtonTest(parameterized.TestCase):
     self.assertLess(whole, newton_plan.BYTES)
     if window:
       # Time itself costs a few copies of h, and a step's matrix is 16 of them.
-      h = BATCH * 16 * 4
+      h = 2 * 16 * 4
       self.assertLess(whole - temporary(50_000), 50_000 * 8 * h)
 
   @pytest.mark.slow
   def test_branches_stay_branches_under_vmap(self):
-    case = Case(layer='GRU', time=9)
+    case = Case('GRU', sizes=(2, 9, 8))
     cell, operands = case.operands()
     plan = case.plan(cell, operands)
     xs = jnp.stack([operands.x, 2 * operands.x, -operands.x])
@@ -405,7 +371,7 @@ class NewtonTest(parameterized.TestCase):
     alone = one.lower(xs[0], newton_path.unroll).as_text()
     for operation in ('stablehlo.case', 'stablehlo.while'):
       self.assertEqual(text.count(operation), alone.count(operation))
-    self.assert_close(
+    comparison.assert_near(
         run(xs, newton_path.unroll), program(by_scan)(xs, by_scan), 1e-12
     )
 
@@ -436,9 +402,9 @@ class NewtonTest(parameterized.TestCase):
         mock.patch.object(maps, 'over_time', lax.associative_scan),
         mock.patch.object(maps, 'on_cpu', lambda: False),
     ):
-      found, wanted, report = run(Case(layer=name, flags=True))
+      found, wanted, report = run(Case(name, flags=True))
     self.assertFalse(report.fell_back)
-    self.assert_close(found, wanted, 1e-12)
+    comparison.assert_near(found, wanted, 1e-12)
 
 
 if __name__ == '__main__':

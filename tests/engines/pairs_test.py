@@ -1,6 +1,7 @@
 """Linear cells of two numbers a feature, on every path, against plain loops."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -12,6 +13,7 @@ import pytest
 
 import rnnzoo
 from tests.testing import abstract_gpu
+from tests.testing import comparison
 from tests.testing import reference
 
 BATCH, TIME, FEATURES = 2, 13, 5
@@ -87,44 +89,18 @@ def draw(cell, dtype, flags=True, features=FEATURES):
 
 def loop(cell, flags, reverse, params, gates, carry, restart):
   """Returns the last carry and all, step by step."""
-  no_reset, no_mask = np.zeros((BATCH, TIME), bool), np.ones(
-      (BATCH, TIME), bool
-  )
-  reset = no_reset if flags[0] is None else flags[0]
-  mask = no_mask if flags[1] is None else flags[1]
-  if reverse:  # A reset is the boundary before its step in time.
-    reset = np.concatenate([reset[:, 1:], no_reset[:, :1]], 1)
-  choose = lambda c, x, y: tuple(
-      jnp.where(c[:, None], a, b) for a, b in zip(x, y, strict=True)
-  )
-
-  def step(carry, xs):
-    x_gates, starts, valid = xs
-    before = choose(starts, restart, carry)
-    x_gates = tuple(x_gates[:, g] for g in range(cell.input_gates))
-    if cell.reads_starts:
-      x_gates += (starts[:, None].astype(gates.dtype),)
-    carry = choose(valid, cell.update(params, x_gates, (), before), before)
-    return carry, carry
-
-  xs = [jnp.swapaxes(x, 0, 1) for x in (gates, reset, mask)]
-  last, steps = jax.lax.scan(step, carry, xs, reverse=reverse)
-  return last, tuple(jnp.swapaxes(x, 0, 1) for x in steps)
+  none = np.zeros((BATCH, TIME), bool), np.ones((BATCH, TIME), bool)
+  flags = [n if f is None else f for f, n in zip(flags, none, strict=True)]
+  given = params, gates, None, carry, restart, *flags
+  return reference.unroll(cell, *given, reverse=reverse)
 
 
 def engine(cell, flags, reverse, path, params, gates, carry, restart):
   reset, mask = flags
+  flags = {'reset': reset, 'mask': mask, 'restart_carry': restart}
+  options = {'reverse': reverse, 'implementation': path}
   return rnnzoo.unroll_carries(
-      cell,
-      params,
-      gates,
-      None,
-      carry,
-      restart_carry=restart,
-      reset=reset,
-      mask=mask,
-      reverse=reverse,
-      implementation=path,
+      cell, params, gates, None, carry, **flags, **options
   )
 
 
@@ -137,14 +113,6 @@ def with_gradient(run):
     return sum(terms), results
 
   return reference.jit(jax.value_and_grad(loss, has_aux=True))
-
-
-def error(got, want):
-  """Returns the largest ||got - want|| / ||want||."""
-  return max(
-      np.linalg.norm(x - y) / (np.linalg.norm(y) or 1)
-      for x, y in zip(map(np.asarray, got), map(np.asarray, want), strict=True)
-  )
 
 
 class PairsTest(parameterized.TestCase):
@@ -161,7 +129,7 @@ class PairsTest(parameterized.TestCase):
       want = jax.tree.leaves(run(loop))
       for path in ('scan', 'associative_scan'):
         got = jax.tree.leaves(run(engine, path))
-        self.assertLess(error(got, want), 1e-12, msg=path)
+        comparison.assert_near(got, want, 1e-12)
 
   @parameterized.parameters('LRU', 'LinOSS', 'turning', 'mixing', 'starting')
   @pytest.mark.slow
@@ -174,7 +142,7 @@ class PairsTest(parameterized.TestCase):
     want = jax.tree.leaves(run('scan'))
     with abstract_gpu.interpreted(self):
       got = jax.tree.leaves(run('pallas'))
-      self.assertLess(error(got, want), SINGLE)
+      comparison.assert_near(got, want, SINGLE)
 
   def test_forward_mode_and_second_derivatives(self):
     with jax.enable_x64(True):
@@ -188,7 +156,7 @@ class PairsTest(parameterized.TestCase):
       )
       want = both(loss(loop))
       for path in ('scan', 'associative_scan'):
-        self.assertLess(error(both(loss(engine, path)), want), 1e-11, msg=path)
+        comparison.assert_near(both(loss(engine, path)), want, 1e-11)
 
 
 class StartsTest(parameterized.TestCase):
@@ -254,37 +222,19 @@ class ComplexScanTest(parameterized.TestCase):
     operands = a, draw(*shape), draw(BATCH, 130)
     reset = None if reverse else rng.random(shape[:2]) < 0.2
 
-    def steps(a, b, h):
-      starts = np.zeros(shape[:2], bool) if reset is None else reset
-
-      def step(h, xs):
-        a, b, starts = xs
-        h = a * jnp.where(starts[:, None], 0, h) + b
-        return h, h
-
-      xs = jnp.broadcast_to(a, b.shape), b, starts
-      xs = [jnp.swapaxes(x, 0, 1) for x in xs]
-      return jnp.swapaxes(jax.lax.scan(step, h, xs, reverse=reverse)[1], 0, 1)
-
     def run(f):
       loss = lambda given: (lambda h: jnp.sum(h.real**2 + h.imag))(f(*given))
       return jax.tree.leaves(reference.jit(jax.value_and_grad(loss))(operands))
 
-    want = run(steps)
-    scan = lambda path: lambda a, b, h: rnnzoo.linear_scan(
-        a, b, h, reset=reset, reverse=reverse, implementation=path
+    flags = {'reset': reset, 'reverse': reverse}
+    want = run(functools.partial(reference.linear_scan, **flags))
+    scan = lambda path: functools.partial(
+        rnnzoo.linear_scan, implementation=path, **flags
     )
     for path in ('scan', 'associative_scan'):
-      self.assertLess(error(run(scan(path)), want), SINGLE, msg=path)
+      comparison.assert_near(run(scan(path)), want, SINGLE)
     with abstract_gpu.interpreted(self):
-      self.assertLess(error(run(scan('pallas')), want), SINGLE)
-
-  def test_errors(self):
-    real, z = jnp.ones((2, 5, 3)), jnp.ones((2, 5, 3), jnp.complex64)
-    with self.assertRaisesRegex(ValueError, 'h0 must be real'):
-      rnnzoo.linear_scan(real, real, z[:, 0])
-    with self.assertRaisesRegex(ValueError, r'a the same or \[features\]'):
-      rnnzoo.linear_scan(z[:, 0], z)
+      comparison.assert_near(run(scan('pallas')), want, SINGLE)
 
   def test_too_large_for_the_kernels(self):
     # Their indices have 32 bits.

@@ -7,6 +7,7 @@ import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from rnnzoo.engines import selection
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import dense_loops
+from tests.testing import random_layers
 from tests.testing import reference
 from tests.testing import streaming_loops
 
@@ -41,10 +43,11 @@ def on_gpu(test):
 
 def loss_of(make, path, **call):
   """Returns a loss of (state, x), and the state, of a layer on a path."""
-  graphdef, state = nnx.split(make(implementation=path, rngs=nnx.Rngs(0)))
+  layer = make(implementation=path, rngs=nnx.Rngs(0))
+  unroll, state = random_layers.pure(layer, 'unroll')
 
   def loss(state, x):
-    results = nnx.merge(graphdef, state).unroll(x, **call)
+    results = unroll(state, x, **call)
     return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(results))
 
   return loss, comparison.randomize(state, 1, np.float32)
@@ -58,26 +61,29 @@ def inputs(*lead, dtype=np.float32):
 def kept(make, path, x):
   """Returns the bytes that a layer keeps for its backward pass."""
   loss, state = loss_of(make, path)
-  pull = jax.eval_shape(lambda *args: jax.vjp(loss, *args)[1], state, x)
-  sizes = [math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(pull)]
-  return sum(sizes)
+
+  def run(*args):
+    total, pull = jax.vjp(loss, *args)
+    pull(total)
+    return pull
+
+  arrays = jax.tree.leaves(jax.eval_shape(run, state, x))
+  return sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
 
 
 class SameFunctionTest(parameterized.TestCase):
 
-  def check(self, make, paths=(GATES, CARRIES), x=None, **call):
+  def check(self, make, x=None, over=lambda f: f, first=GATES, **call):
     """Fails unless results and gradients are equal."""
     x = inputs(BATCH, TIME) if x is None else x
     with on_gpu(self):
       want, got = (
-          reference.jit(jax.value_and_grad(loss, (0, 1)))(state, x)
-          for loss, state in (loss_of(make, path, **call) for path in paths)
+          reference.jit(over(jax.value_and_grad(loss, (0, 1))))(state, x)
+          for loss, state in (
+              loss_of(make, path, **call) for path in (first, CARRIES)
+          )
       )
-      jax.tree.map(
-          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
-          got,
-          want,
-      )
+      chex.assert_trees_all_close(got, want, rtol=1e-6, atol=1e-6)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
   @pytest.mark.slow
@@ -90,7 +96,7 @@ class SameFunctionTest(parameterized.TestCase):
             *(rnnzoo.LAYERS[name], IN, 12),
             learn_initial_carry=name != 'IRevRNN',
         ),
-        paths=('pallas', CARRIES),
+        first='pallas',
         reset=jnp.asarray(rng.random((BATCH, TIME)) < 0.3),
         seq_lengths=jnp.asarray([TIME, 3, 0]),
         reverse=True,
@@ -115,19 +121,8 @@ class SameFunctionTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_vmap(self, layer):
     make = functools.partial(layer, IN, FEATURES)
-    x = inputs(2, BATCH, TIME)
-    with on_gpu(self):
-      want, got = (
-          reference.jit(jax.vmap(jax.grad(loss, (0, 1)), in_axes=(None, 0)))(
-              state, x
-          )
-          for loss, state in (loss_of(make, path) for path in (GATES, CARRIES))
-      )
-      jax.tree.map(
-          lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-          got,
-          want,
-      )
+    over = functools.partial(jax.vmap, in_axes=(None, 0))
+    self.check(make, inputs(2, BATCH, TIME), over)
 
   @pytest.mark.slow
   def test_gates_that_are_given(self):
@@ -225,27 +220,16 @@ class KernelsTest(parameterized.TestCase):
   def test_export(self):
     if not abstract_gpu.RUNS:
       return
-    layer = rnnzoo.LSTM(
-        IN, FEATURES, implementation=(CARRIES, 'scan'), rngs=nnx.Rngs(0)
-    )
-    graphdef, state = nnx.split(layer)
-
-    def loss(state, x):
-      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
-
+    make = functools.partial(rnnzoo.LSTM, IN, FEATURES)
+    loss, state = loss_of(make, (CARRIES, 'scan'))
     x = inputs(BATCH, TIME)
     with abstract_gpu.device(self, 'NVIDIA H200'):
       exported = jax.export.export(
           jax.jit(jax.grad(loss)), platforms=('cpu', 'cuda')
       )(state, x)
+    want = jax.grad(loss_of(make, 'scan')[0])(state, x)
     got = exported.call(state, x)
-    layer.implementation = 'scan'
-    want = jax.grad(loss)(nnx.split(layer)[1], x)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        got,
-        want,
-    )
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 class NamesTest(parameterized.TestCase):

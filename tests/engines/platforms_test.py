@@ -15,26 +15,31 @@ import pytest
 import rnnzoo
 from rnnzoo.engines import selection
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 
 IN_FEATURES, FEATURES = 8, 64
 
 
-def make_layer(name, implementation=None, **options):
+RESET = jnp.arange(36).reshape(4, 9) % 5 == 0
+
+
+def make_layer(name, path=None):
   return rnnzoo.LAYERS[name](
-      IN_FEATURES,
-      FEATURES,
-      implementation=implementation,
-      rngs=nnx.Rngs(0),
-      **options,
+      IN_FEATURES, FEATURES, implementation=path, rngs=nnx.Rngs(0)
   )
+
+
+def make_both(path=None):
+  layer = functools.partial(rnnzoo.GRU, implementation=path)
+  return rnnzoo.Bidirectional(layer, IN_FEATURES, FEATURES, rngs=nnx.Rngs(0))
 
 
 def gradient(layer, **call):
   """Returns (parameters, x) -> (loss, outputs), gradients."""
-  graphdef, params = nnx.split(layer)
+  run, params = random_layers.pure(layer)
 
   def loss(params, x):
-    y = nnx.merge(graphdef, params)(x, **call)
+    y = run(params, x, **call)
     return (y.astype(jnp.float32) ** 2).sum(), y
 
   return jax.value_and_grad(loss, (0, 1), has_aux=True), params
@@ -54,34 +59,43 @@ def largest_difference(xs, ys):
   return max(differences)
 
 
+class NoGpuTest(absltest.TestCase):
+
+  def test_a_program_for_cuda_that_has_no_kernels_is_no_secret(self):
+    selection.warn_once.cache_clear()
+    self.addCleanup(selection.warn_once.cache_clear)
+    f, params = gradient(make_layer('MinGRU'))
+    traced = jax.jit(jax.vmap(f, (None, 0))).trace(params, inputs()[None])
+    with warnings.catch_warnings():
+      warnings.simplefilter('error')
+      traced.lower(lowering_platforms=('cpu',))
+    words = 'compiled for CUDA: it has no GPU'
+    with self.assertWarnsRegex(UserWarning, words) as told:
+      traced.lower(lowering_platforms=('cuda',))
+    self.assertEqual(told.filename, __file__)
+
+
 class PlatformsTest(parameterized.TestCase):
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   def trace(self, f, *args):
-    """Returns the traced function, planned for an H200, or None."""
-    traced = None
+    """Returns the traced function, planned for an H200."""
     with abstract_gpu.device(self, 'NVIDIA H200'):
-      traced = jax.jit(f).trace(*args)
-    return traced
+      return jax.jit(f).trace(*args)
 
-  def trace_layer(self, name, x, **call):
-    if not abstract_gpu.RUNS:
-      return None
-    f, params = gradient(make_layer(name), **call)
-    return self.trace(f, params, x), params
-
-  def check(self, name, **call):
+  def check(self, make, **call):
     """Checks a trace for both platforms against 'scan'."""
     x = inputs()
-    traced = self.trace_layer(name, x, **call)
-    if traced is None:
-      return
-    traced, params = traced
+    f, params = gradient(make(), **call)
+    traced = self.trace(f, params, x)
     cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
     self.assertEqual(cuda.count('@mosaic_gpu'), 2)
     cpu = traced.lower(lowering_platforms=('cpu',))
     self.assertNotIn('mosaic_gpu', cpu.as_text())
     on_cpu = cpu.compile()(params, x)
-    f, _ = gradient(make_layer(name, 'scan'), **call)
+    f, _ = gradient(make('scan'), **call)
     self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
 
   @parameterized.parameters(
@@ -91,16 +105,18 @@ class PlatformsTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_cpu_beside_a_gpu(self, name):
-    reset = jnp.arange(36).reshape(4, 9) % 5 == 0
+    make = functools.partial(make_layer, name)
     lengths = jnp.array([9, 0, 1, 5])
-    self.check(name, reset=reset, seq_lengths=lengths, reverse=True)
+    self.check(make, reset=RESET, seq_lengths=lengths, reverse=True)
+
+  @pytest.mark.slow
+  def test_both_directions(self):
+    self.check(make_both, reset=RESET)
 
   @parameterized.parameters('LSTM', 'MinGRU')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_export_for_both(self, name):
-    if not abstract_gpu.RUNS:
-      return
     f, params = gradient(make_layer(name))
     x = inputs()
     with abstract_gpu.device(self, 'NVIDIA H200'):
@@ -117,8 +133,6 @@ class PlatformsTest(parameterized.TestCase):
     self.assertLess(largest_difference(on_cpu, jax.jit(f)(params, x)), 1e-5)
 
   def test_kernels_alone(self):
-    if not abstract_gpu.RUNS:
-      return
     x = inputs(batch=1, time=2)
     f, params = gradient(make_layer('MinGRU', 'pallas'))
     with abstract_gpu.device(self, 'NVIDIA H200'):
@@ -131,34 +145,11 @@ class PlatformsTest(parameterized.TestCase):
       with self.assertRaisesRegex(NotImplementedError, 'reverse mode.*scan'):
         jax.jit(jax.hessian(lambda x: f(params, x)[0][0])).trace(x)
 
-  @pytest.mark.slow
-  def test_both_directions(self):
-    if not abstract_gpu.RUNS:
-      return
-    x = inputs()
-    reset = jnp.arange(36).reshape(4, 9) % 5 == 0
-
-    def make(implementation):
-      layer = functools.partial(rnnzoo.GRU, implementation=implementation)
-      return rnnzoo.Bidirectional(
-          layer, IN_FEATURES, FEATURES, rngs=nnx.Rngs(0)
-      )
-
-    f, params = gradient(make(None), reset=reset)
-    traced = self.trace(f, params, x)
-    cuda = traced.lower(lowering_platforms=('cuda',)).as_text()
-    self.assertEqual(cuda.count('@mosaic_gpu'), 2)
-    cpu = traced.lower(lowering_platforms=('cpu',)).compile()(params, x)
-    f, _ = gradient(make('scan'), reset=reset)
-    self.assertLess(largest_difference(cpu, jax.jit(f)(params, x)), 1e-5)
-
   @parameterized.parameters('GRU', 'MinGRU', 'IndRNN')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_other_derivatives(self, name):
     """Forward mode and second derivatives are those of the other path."""
-    if not abstract_gpu.RUNS:
-      return
     x = inputs(2, 5)  # Of fewer steps MinGRU has no kernel.
 
     def of(implementation):
@@ -178,24 +169,17 @@ class PlatformsTest(parameterized.TestCase):
 
   @parameterized.parameters('LSTM', 'MinGRU')
   def test_forward_mode_in_16_bits(self, name):
-    if not abstract_gpu.RUNS:
-      return
     layer = nnx.eval_shape(
         lambda: rnnzoo.LAYERS[name](32, 32, dtype='bfloat16', rngs=nnx.Rngs(0))
     )
-    graphdef, state = nnx.split(layer)
+    call, state = random_layers.pure(layer)
     x = jax.ShapeDtypeStruct((4, 40, 32), jnp.bfloat16)
-
-    def pushed(state, x):
-      return jax.jvp(nnx.merge(graphdef, state), (x,), (x,))
-
+    pushed = lambda state, x: jax.jvp(lambda x: call(state, x), (x,), (x,))
     with abstract_gpu.device(self, 'NVIDIA H200'):
       text = abstract_gpu.lower(pushed, state, x)
     self.assertIn('tensor<4x40x32xbf16>', text)
 
   def test_linear_scan(self):
-    if not abstract_gpu.RUNS:
-      return
     x = inputs(2, 5)
     f = lambda x: rnnzoo.linear_scan(jnp.tanh(x), x)
     traced = self.trace(f, x)
@@ -204,25 +188,9 @@ class PlatformsTest(parameterized.TestCase):
     on_cpu = traced.lower(lowering_platforms=('cpu',)).compile()(x)
     self.assertLess(largest_difference(on_cpu, f(x)), 1e-6)
 
-  def test_traced_without_a_gpu(self):
-    """A program for CUDA that has no kernels is no secret."""
-    selection.warn_once.cache_clear()
-    self.addCleanup(selection.warn_once.cache_clear)
-    f, params = gradient(make_layer('MinGRU'))
-    traced = jax.jit(jax.vmap(f, (None, 0))).trace(params, inputs()[None])
-    with warnings.catch_warnings():
-      warnings.simplefilter('error')
-      traced.lower(lowering_platforms=('cpu',))
-    words = 'compiled for CUDA: it has no GPU'
-    with self.assertWarnsRegex(UserWarning, words) as told:
-      traced.lower(lowering_platforms=('cuda',))
-    self.assertEqual(told.filename, __file__)
-
   @pytest.mark.slow
   def test_device_of_arrays(self):
     """Outside of `jit`, the arrays say which device computes."""
-    if not abstract_gpu.RUNS:
-      return
     layer, x = make_layer('MinGRU'), inputs(2, 5)
     with abstract_gpu.device(self, 'NVIDIA H200'):
       y = layer(x)

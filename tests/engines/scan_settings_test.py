@@ -4,6 +4,7 @@ import functools
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 import rnnzoo
 from rnnzoo.engines import choice as choice_lib
+from tests.testing import random_layers
 
 BATCH, TIME = 64, 256
 
@@ -21,8 +23,8 @@ def gradient(path, layer=rnnzoo.GRU, features=32, dtype=jnp.float32):
   layer = layer(
       4, features, implementation=path, param_dtype=dtype, rngs=nnx.Rngs(0)
   )
-  graphdef, state = nnx.split(layer)
-  loss = lambda state, x: (nnx.merge(graphdef, state)(x) ** 2).sum()
+  call, state = random_layers.pure(layer)
+  loss = lambda state, x: (call(state, x) ** 2).sum()
   x = np.random.default_rng(0).normal(size=(BATCH, TIME, 4)).astype(dtype)
   arguments = state, jnp.asarray(x)
   return jax.jit(jax.grad(loss, (0, 1))).lower(*arguments).compile(), arguments
@@ -41,18 +43,10 @@ class ScanTest(parameterized.TestCase):
           rnnzoo.Scan(keep='carries', chunk=100),
           rnnzoo.Scan(keep='gates', chunk=7),
       )
-      wanted, *others = (
-          run(*arguments)
-          for run, arguments in (
-              gradient(path, layer, 8, jnp.float64) for path in settings
-          )
-      )
+      made = [gradient(path, layer, 8, jnp.float64) for path in settings]
+      wanted, *others = (run(*arguments) for run, arguments in made)
       for other in others:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9),
-            wanted,
-            other,
-        )
+        chex.assert_trees_all_close(other, wanted, rtol=1e-9, atol=1e-9)
 
   @pytest.mark.slow
   def test_gates_that_malloc_would_map_are_formed_again(self):
@@ -103,9 +97,7 @@ class ScanTest(parameterized.TestCase):
     layer = rnnzoo.GRU(
         3, 4, implementation=rnnzoo.Scan(chunk=2), rngs=nnx.Rngs(0)
     )
-    graphdef, state = nnx.split(layer)
-    call = jax.jit(lambda x: nnx.merge(graphdef, state)(x))
-    exported = jax.export.export(call)(
+    exported = jax.export.export(jax.jit(layer))(
         jax.ShapeDtypeStruct((2, time, 3), jnp.float32)
     )
     x = jnp.ones((2, 5, 3))

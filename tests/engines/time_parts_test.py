@@ -14,6 +14,7 @@ import pytest
 import rnnzoo
 from rnnzoo import linen as rnnzoo_linen
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 from tests.testing import several_devices
 
 
@@ -54,50 +55,41 @@ class NumbersTest(Numbers):
     )
 
 
+MESH = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
+scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
+
+
 class KernelsTest(parameterized.TestCase):
   """Lowers programs for two GPUs that are not there."""
-
-  @parameterized.parameters('linear_scan', 'MinGRU')
-  @pytest.mark.slow
-  def test_lowers(self, function):
-    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    layer = rnnzoo.MinGRU(24, 24, implementation='pallas', rngs=nnx.Rngs(0))
-    graphdef, params = nnx.split(layer)
-
-    def loss(params, x):
-      if function == 'MinGRU':
-        return jnp.sum(nnx.merge(graphdef, params)(x) ** 2)
-      h = rnnzoo.linear_scan(x, x, implementation='pallas')
-      return jnp.sum(h**2)
-
-    with jax.sharding.use_abstract_mesh(mesh):
-      over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
-      x = jax.ShapeDtypeStruct((2, 40, 24), jnp.float32, sharding=over_time)
-      if not abstract_gpu.RUNS:
-        with self.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
-          jax.eval_shape(loss, params, x)
-        return
-      traced = jax.jit(jax.grad(loss, (0, 1))).trace(params, x)
-      text = traced.lower(lowering_platforms=('cuda',)).as_text()
-    # Forward and backward, each with one exchange between two runs.
-    self.assertLessEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 4)
-    self.assertEqual(text.count('"stablehlo.all_gather"'), 2)
-
-
-class LongPartsTest(parameterized.TestCase):
 
   # Before jax 0.11 no kernel is launched.
   __test__ = abstract_gpu.RUNS
 
+  @parameterized.parameters('linear_scan', 'MinGRU')
+  @pytest.mark.slow
+  def test_lowers(self, function):
+    layer = rnnzoo.MinGRU(24, 24, implementation='pallas', rngs=nnx.Rngs(0))
+    loss, params = random_layers.squares(layer)
+    if function == 'linear_scan':
+      loss = lambda params, x: jnp.sum(scan(x, x) ** 2)
+    with jax.sharding.use_abstract_mesh(MESH):
+      x = several_devices.sharded(MESH, P(None, 'data'), (2, 40, 24))
+      text = abstract_gpu.lower(jax.grad(loss, (0, 1)), params, x)
+    # Forward and backward, each with one exchange between two runs.
+    self.assertLessEqual(text.count('stablehlo.custom_call @mosaic_gpu'), 4)
+    self.assertEqual(text.count('"stablehlo.all_gather"'), 2)
+
+  def long(self, *lead):
+    """Returns the type of parts of time of 8192 steps."""
+    spec = P(*[None] * (len(lead) + 1), 'data')
+    shape = (*lead, 1, 16384, 64)
+    return several_devices.sharded(MESH, spec, shape, 'bfloat16')
+
   @pytest.mark.slow
   def test_reads_each_step_once(self):
-    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
-    with jax.sharding.use_abstract_mesh(mesh):
-      over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
-      x = jax.ShapeDtypeStruct((1, 16384, 64), jnp.bfloat16, sharding=over_time)
-      traced = jax.jit(lambda x, g: jax.vjp(scan, x, x)[1](g)).trace(x, x)
-      text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    with jax.sharding.use_abstract_mesh(MESH):
+      x = self.long()
+      text = abstract_gpu.lower(lambda x, g: jax.vjp(scan, x, x)[1](g), x, x)
     kernels = re.findall(r'@mosaic_gpu.* : \((.*)\) ->', text)
     # Forward and backward: the last steps of a part, and all steps. The latter
     # run again in a loop, which begins where a part has an infinity.
@@ -109,28 +101,17 @@ class LongPartsTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_second_derivatives_are_refused(self):
-    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
     loss = lambda x: jnp.sum(scan(x, x).astype(jnp.float32) ** 2)
     slope = lambda x: jnp.sum(jax.grad(loss)(x) ** 2)
-    with jax.sharding.use_abstract_mesh(mesh):
-      over_time = jax.sharding.NamedSharding(mesh, P(None, 'data'))
-      x = jax.ShapeDtypeStruct((1, 16384, 64), jnp.bfloat16, sharding=over_time)
+    with jax.sharding.use_abstract_mesh(MESH):
       with self.assertRaisesRegex(NotImplementedError, 'first derivatives'):
-        jax.jit(jax.grad(slope)).trace(x)
+        jax.jit(jax.grad(slope)).trace(self.long())
 
   @pytest.mark.slow
   def test_vmap_lowers(self):
-    mesh = abstract_gpu.mesh('NVIDIA H200', 'Explicit')
-    scan = functools.partial(rnnzoo.linear_scan, implementation='pallas')
     each = jax.vmap(lambda x, g: jax.vjp(scan, x, x)[1](g))
-    with jax.sharding.use_abstract_mesh(mesh):
-      over_time = jax.sharding.NamedSharding(mesh, P(None, None, 'data'))
-      x = jax.ShapeDtypeStruct(
-          (3, 1, 16384, 64), jnp.bfloat16, sharding=over_time
-      )
-      traced = jax.jit(each).trace(x, x)
-      text = traced.lower(lowering_platforms=('cuda',)).as_text()
+    with jax.sharding.use_abstract_mesh(MESH):
+      text = abstract_gpu.lower(each, self.long(3), self.long(3))
     self.assertEqual(text.count('@mosaic_gpu'), 4)
 
 
@@ -142,14 +123,11 @@ class ErrorsTest(parameterized.TestCase):
 
   @parameterized.parameters(3, (('time', 3),))
   def test_names(self, given):
+    x = jnp.ones((1, 2, 3))
     with self.assertRaisesRegex(ValueError, 'time_axis_name must be the name'):
       rnnzoo.MinGRU(3, 4, time_axis_name=given, rngs=nnx.Rngs(0))
-    x = jnp.ones((1, 2, 3))
     with self.assertRaisesRegex(ValueError, 'time_axis_name must be the name'):
       rnnzoo.linear_scan(x, x, time_axis_name=given)
-
-  def test_each_name_once(self):
-    x = jnp.ones((1, 2, 3))
     with self.assertRaisesRegex(ValueError, 'each mesh axis once'):
       rnnzoo.linear_scan(x, x, time_axis_name=('time', 'time'))
 
@@ -167,8 +145,7 @@ class ErrorsTest(parameterized.TestCase):
     }[function]
     mesh = several_devices.explicit_mesh(data=2, time=2)
     with jax.sharding.use_abstract_mesh(mesh):
-      sharding = jax.sharding.NamedSharding(mesh, spec)
-      x = jax.ShapeDtypeStruct((2, 4, 3), jnp.float32, sharding=sharding)
+      x = several_devices.sharded(mesh, spec, (2, 4, 3))
       with self.assertRaisesRegex(ValueError, 'inside jax.shard_map .*None'):
         jax.eval_shape(run, x)
 

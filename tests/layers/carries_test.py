@@ -87,11 +87,8 @@ class CarriesTest(parameterized.TestCase):
         layer.unroll(X, initial_carry=given)[0],
         *layer.unroll_carries(X, initial_carry=given),
         *rnnzoo.unroll_carries(
-            layer.cell,
-            {},
-            jnp.ones((2, 3, 4, 4)),
-            jnp.ones((4, 1, 4, 4)),
-            given,
+            *(layer.cell, {}, jnp.ones((2, 3, 4, 4))),
+            *(jnp.ones((4, 1, 4, 4)), given),
         ),
     ):
       self.assertIs(type(carry), want)
@@ -129,10 +126,9 @@ class CarriesTest(parameterized.TestCase):
   @traced
   def test_linen(self):
     layer = linen.LSTM(features=4)
-    carry, variables = layer.init_with_output(
+    (carry, _), variables = layer.init_with_output(
         jax.random.key(0), X, method='unroll'
     )
-    carry, _ = carry
     self.assertIsInstance(carry, rnnzoo.LSTMCarry)
     carry, _ = layer.apply(variables, tuple(carry), X[:, 0], method='step')
     self.assertIs(type(carry), tuple)
@@ -158,11 +154,9 @@ class CarriesTest(parameterized.TestCase):
     carry = carry_type._make(range(len(carry_type._fields)))
     self.assertIs(type(pickle.loads(pickle.dumps(carry))), carry_type)
     with self.assertRaisesRegex(ValueError, 'Duplicate serialization'):
+      both = {'serialize_auxdata': bytes, 'deserialize_auxdata': bytes}
       export.register_pytree_node_serialization(
-          carry_type,
-          serialized_name='of_this_test',
-          serialize_auxdata=bytes,
-          deserialize_auxdata=bytes,
+          carry_type, serialized_name='of_this_test', **both
       )
 
   def test_paths_are_those_of_a_tuple(self):

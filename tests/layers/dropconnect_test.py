@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
+from tests.testing import random_layers
 
 
 def kernels(params):
@@ -53,17 +54,12 @@ class DropconnectTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_gradients_reach_what_stays(self, dtype):
     layer = rnnzoo.Elman(3, 8, param_dtype=dtype, rngs=nnx.Rngs(0))
-    structure, params = nnx.split(layer, nnx.Param)
+    squares, params = random_layers.squares(layer)
     x = jnp.ones((2, 5, 3), dtype)
-
-    @jax.jit
-    def loss(params, key):
-      layer = nnx.merge(structure, rnnzoo.dropconnect(params, 0.5, key))
-      return jnp.mean(layer(x).astype(jnp.float32) ** 2)
-
-    key = jax.random.key(1)
-    (kept,) = kernels(rnnzoo.dropconnect(params, 0.5, key))
-    (gradient,) = kernels(jax.grad(loss)(params, key))
+    drop = lambda params: rnnzoo.dropconnect(params, 0.5, jax.random.key(1))
+    loss = jax.jit(lambda params: squares(drop(params), x))
+    (kept,) = kernels(drop(params))
+    (gradient,) = kernels(jax.grad(loss)(params))
     self.assertEqual(gradient.dtype, jnp.dtype(dtype))
     np.testing.assert_array_equal(gradient != 0, kept != 0)
 

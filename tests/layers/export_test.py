@@ -23,9 +23,7 @@ LARGE = 4096
 
 COMPOSED = {
     'Stack': lambda: rnnzoo.Stack(
-        rnnzoo.GRU,
-        IN,
-        FEATURES,
+        *(rnnzoo.GRU, IN, FEATURES),
         num_layers=2,
         norm='batch',
         residual=True,
@@ -114,10 +112,7 @@ class ExportTest(ExportTestCase):
     # Chunks and saved gates are chosen by sizes, and here by none.
     layer = nnx.eval_shape(lambda: rnnzoo.LSTM(2, LARGE, rngs=nnx.Rngs(0)))
     state, run = gradients(layer)
-    of_state = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state
-    )
-    jax.jit(run).trace(of_state, *symbolic(batch, time))
+    jax.jit(run).trace(state, *symbolic(batch, time))
 
   def test_kernels_say_why_not(self):
     layer = random_layers.make('GRU', IN, FEATURES)

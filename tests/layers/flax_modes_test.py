@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
+from tests.testing import comparison
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -30,10 +31,8 @@ LAYERS = {
 }
 
 
-def close(got, want):
-  """As close as two orders of float32 sums are; see layers_test.TOLERANCE."""
-  error = np.linalg.norm(np.asarray(got) - np.asarray(want))
-  np.testing.assert_array_less(error, 2e-6 * np.linalg.norm(want) + 1e-30)
+# As close as two orders of float32 sums are; see layers_test.TOLERANCE.
+close = functools.partial(comparison.assert_near, limit=2e-6)
 
 
 def make(variant, **options):
@@ -79,7 +78,7 @@ class ModesTest(chex.TestCase):
     want = arrays(expected(variant)[2])
     got = arrays(gradients)
     self.assertContainsSubset(want, got)
-    jax.tree.map(close, {k: got[k] for k in want}, want)
+    close({k: got[k] for k in want}, want)
 
   @parameterized.product(variant=tuple(LAYERS), graph=(True, False))
   @pytest.mark.slow
@@ -129,14 +128,13 @@ class ModesTest(chex.TestCase):
     layers = [make(variant, seed=seed) for seed in range(2)]
     graphdef, _ = nnx.split(layers[0])
     states = [nnx.split(layer)[1] for layer in layers]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    f = lambda state: jax.value_and_grad(
-        lambda state: loss(nnx.merge(graphdef, state), x), allow_int=True
-    )(state)
-    together = reference.jit(jax.vmap(f))(stacked)
+    of_state = lambda state: loss(nnx.merge(graphdef, state), x)
+    f = jax.value_and_grad(of_state, allow_int=True)
+    stack = lambda *leaves: jnp.stack(leaves)
+    together = reference.jit(jax.vmap(f))(jax.tree.map(stack, *states))
     one_by_one = [reference.jit(f)(state) for state in states]
     for i, want in enumerate(one_by_one):
-      jax.tree.map(lambda a, b, i=i: close(a[i], b), together, want)
+      close(jax.tree.map(lambda a, i=i: a[i], together), want)
 
 
 class StaticPartTest(parameterized.TestCase):

@@ -5,6 +5,7 @@ import pathlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -73,10 +74,9 @@ class GriffinBlockTest(parameterized.TestCase):
           rng.standard_normal((BATCH, STATE)),
           rng.standard_normal((BATCH, 3, STATE)),
       )
+      flags = {'reset': reset, 'mask': mask}
       run = reference.jit(
-          lambda block, carry: block.unroll(
-              x, initial_carry=carry, reset=reset, mask=mask
-          )
+          lambda block, carry: block.unroll(x, initial_carry=carry, **flags)
       )
       for carry in (None, given):
         got = run(block, carry)
@@ -106,23 +106,18 @@ class GriffinBlockTest(parameterized.TestCase):
         grad = nnx.grad(loss, argnums=(0, 1))
         grads.append(jax.tree.leaves(reference.jit(grad)(block, x)))
       np.testing.assert_allclose(*run(block, x), rtol=1e-10, atol=1e-12)
-    for a, b in zip(*grads, strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
+    chex.assert_trees_all_close(*grads, rtol=1e-9, atol=1e-10)
 
   @parameterized.parameters('block', 'layer')
   def test_conversion_returns(self, kind):
-    makes = {
-        'block': make,
-        'layer': lambda **options: random_layers.make(
-            rnnzoo.RGLRU, STATE, STATE, num_heads=HEADS, **options
-        ),
-    }
-    first, second = makes[kind](), makes[kind](seed=1)
+    new = make
+    if kind == 'layer':
+      sizes = rnnzoo.RGLRU, STATE, STATE
+      new = functools.partial(random_layers.make, *sizes, num_heads=HEADS)
+    first, second = new(), new(seed=1)
     params = convert.to_recurrentgemma(first, prefix='a/')
     convert.from_recurrentgemma(second, params, prefix='a/')
-    jax.tree.map(
-        np.testing.assert_array_equal, nnx.state(first), nnx.state(second)
-    )
+    chex.assert_trees_all_equal(nnx.state(first), nnx.state(second))
     del params[next(iter(params))]
     with self.assertRaisesRegex(ValueError, 'has no entry'):
       convert.from_recurrentgemma(second, params, prefix='a/')

@@ -14,6 +14,8 @@ import pytest
 import rnnzoo
 from rnnzoo import models
 from rnnzoo.models import language as language_model
+from tests.testing import random_layers
+from tests.testing import several_devices
 
 
 def make(layer=rnnzoo.MinGRU, **options):
@@ -124,29 +126,17 @@ class LanguageModelTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_batch_over_an_explicit_axis(self, num_devices=4, **options):
     # As under jax.set_mesh, on devices that are not here.
-    explicit = jax.sharding.AxisType.Explicit
-    mesh = jax.sharding.AbstractMesh(
-        (num_devices,), ('data',), axis_types=(explicit,)
+    mesh = several_devices.explicit_mesh(data=num_devices)
+    sharded = lambda x, *spec: several_devices.sharded(
+        mesh, jax.P(*spec), x.shape, x.dtype
     )
-    sharded = lambda x, *spec: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=jax.NamedSharding(mesh, jax.P(*spec))
-    )
-    language = make(**options)
-    sequence = models.SequenceModel(
-        rnnzoo.GRU(3, 6, rngs=nnx.Rngs(0)), 2, num_tokens=7, rngs=nnx.Rngs(0)
-    )
-    translate = models.Seq2Seq(
-        rnnzoo.GRU(3, 6, rngs=nnx.Rngs(0)),
-        rnnzoo.GRU(9, 6, rngs=nnx.Rngs(0)),
-        num_source_tokens=7,
-        num_target_tokens=7,
-        rngs=nnx.Rngs(0),
-    )
+    gru = rnnzoo.GRU(3, 6, rngs=nnx.Rngs(0))
+    sequence = models.SequenceModel(gru, 2, num_tokens=7, rngs=nnx.Rngs(0))
+    translate = random_layers.seq2seq(gru, 6)
     tokens = sharded(jnp.zeros((8, 9), jnp.int32), 'data')
-    for model, count in ((language, 1), (sequence, 1), (translate, 2)):
-      graph, state = nnx.split(model)
+    for model, count in ((make(**options), 1), (sequence, 1), (translate, 2)):
+      call, state = random_layers.pure(model)
       state = jax.tree.map(sharded, state)
-      call = lambda state, *given, graph=graph: nnx.merge(graph, state)(*given)
       loss = lambda *given, call=call: call(*given).sum()
       with jax.sharding.use_abstract_mesh(mesh):
         logits = jax.eval_shape(call, state, *[tokens] * count)
@@ -199,7 +189,7 @@ class LanguageModelTest(parameterized.TestCase):
   @parameterized.parameters(
       (lambda n, m, rngs: rnnzoo.GRU(n, 3, rngs=rngs), 'must have 6 features'),
       (
-          lambda n, m, rngs: rnnzoo.Bidirectional(rnnzoo.GRU, n, 3, rngs=rngs),
+          functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU),
           'must not read backwards',
       ),
       (rnnzoo.Bidirectional, 'make_layer must say which layer is inside'),

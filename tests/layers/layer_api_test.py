@@ -1,7 +1,6 @@
 """Promises of every layer, whatever its equations."""
 
 import functools
-from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -43,8 +42,9 @@ def flip(a):
 
 
 @functools.cache
-def program(variant):
-  """A layer, and a function of it, x and a carry: several runs at once."""
+def runs(variant):
+  """Several runs of one layer, from a carry of their own, in one program."""
+  layer = make(variant)
 
   @reference.jit
   def run(layer, x, carry):
@@ -54,8 +54,6 @@ def program(variant):
     # A boundary is between t-1 and t, whatever the direction.
     boundary = np.roll(flip(reset), 1, axis=1)
     boundary[:, 0] = False
-    restarted = np.zeros((BATCH, TIME), bool)
-    restarted[:, 0] = True
     return {
         'whole': unroll(x, reset=reset),
         'parts': (second, jnp.concatenate([y1, y2], axis=1)),
@@ -64,28 +62,17 @@ def program(variant):
         ),
         'reverse': unroll(x, reset=reset, reverse=True),
         'flipped': unroll(jnp.flip(x, axis=1), reset=boundary),
-        'restarted': unroll(x, reset=restarted),
-        'own': layer.unroll(x),
     }
 
-  return make(variant), run
-
-
-@functools.cache
-def runs(variant, scale=1.0):
-  """Several runs of one layer, from a carry of this scale."""
-  layer, run = program(variant)
-  carry = random_layers.carry(layer, BATCH)
-  return run(layer, x, jax.tree.map(lambda c: scale * c, carry))
+  return run(layer, x, random_layers.carry(layer, BATCH))
 
 
 class AnyLayerTest(parameterized.TestCase):
 
-  def assert_close(self, a, b, rtol=1e-6, atol=1e-6):
+  def assert_close(self, a, b):
     # One carry may be the layer's own, with names, and one a plain tuple.
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    for x, y in pairs:
-      np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+    for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.few(2)
@@ -113,18 +100,6 @@ class AnyLayerTest(parameterized.TestCase):
     self.assert_close((carry, y.swapaxes(0, 1)), found['whole'])
     carry, y = found['flipped']
     self.assert_close((carry, flip(y)), found['reverse'])
-    # A reset restores the learned carry, and not the argument `initial_carry`.
-    self.assert_close(found['restarted'], found['own'])
-
-  @parameterized.parameters(*VARIANTS)
-  @pytest.mark.few(3)
-  def test_uses_initial_carry(self, variant):
-    one, other = (runs(variant, scale)['whole'][1][:, 0] for scale in (1, 2))
-    difference = np.abs(one - other).max(axis=-1)
-    self.assertTrue((difference[[0, 2]] > 1e-3).all())
-    self.assertEqual(difference[1], 0)  # reset before the first step
-    # That row starts from the layer's own carry.
-    self.assert_close(one[1], runs(variant)['own'][1][1, 0])
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.few(2)
@@ -199,38 +174,6 @@ class EdgesTest(parameterized.TestCase):
 
 class ChunksTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      ('LSTM', True), ('AGRU', False), ('MinLSTM', True), ('MinLSTM', False)
-  )
-  @pytest.mark.slow
-  @pytest.mark.few(2)
-  def test_boundaries_change_nothing(self, variant, reverse):
-    layer = make(variant)
-    carry = random_layers.carry(layer, BATCH)
-
-    def loss(layer, x, carry):
-      final, y = layer.unroll(
-          x, initial_carry=carry, reset=reset, reverse=reverse
-      )
-      return sum(jnp.sum(jnp.sin(a)) for a in (y, *final)), (final, y)
-
-    def run(length, saved=scan_loop._SAVED_ELEMENTS):
-      with (
-          mock.patch.object(scan_loop, 'chunk_length', lambda *_: length),
-          mock.patch.object(scan_loop, '_SAVED_ELEMENTS', saved),
-      ):
-        grad = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)
-        return reference.jit(lambda *a: grad(*a))(layer, x, carry)
-
-    whole = run(TIME)
-    # Nor does it matter whether recurrent gates are saved or formed again.
-    for got in (run(1), run(2), run(2, saved=0)):
-      jax.tree.map(
-          functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6),
-          got,
-          whole,
-      )
-
   @parameterized.product(time=(1, 97, 784), width=(1, 512, 6144, 2**30))
   def test_length(self, time, width):
     length = scan_loop.chunk_length(time, width)
@@ -245,26 +188,7 @@ class ChunksTest(parameterized.TestCase):
       self.assertEqual(time % length, 0)
 
 
-class CarryGradientTest(parameterized.TestCase):
-
-  @parameterized.parameters(*VARIANTS)
-  @pytest.mark.few(2)
-  def test_reaches_the_carry(self, variant):
-    # The given one where no reset comes first, the learned one after a reset.
-    layer = make(variant)
-    carry = random_layers.carry(layer, BATCH)
-
-    @reference.jit
-    def gradients(layer, carry):
-      loss = lambda layer, carry: jnp.sum(
-          layer(x, initial_carry=carry, reset=reset)[:, 0] ** 2
-      )
-      return jax.grad(loss, (0, 1))(layer, carry)
-
-    d_layer, d_carry = gradients(layer, carry)
-    size = np.abs(d_carry[0]).max(axis=-1)
-    np.testing.assert_array_equal(size > 0, [True, False, True])
-    self.assertGreater(np.abs(d_layer.learned_carry[0][...]).max(), 0)
+class ResetTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
   @pytest.mark.few(2)
@@ -291,22 +215,18 @@ class CarriesAndTablesTest(parameterized.TestCase):
     final, carries = layer.unroll_carries(x, reset=reset, seq_lengths=lengths)
     want = layer.initial_carry((2,))
     self.assertLen(carries, len(want))
+    close = functools.partial(np.testing.assert_allclose, atol=1e-6)
     for t in range(5):
       new, _ = layer.step(want, x[:, t], reset=reset[:, t])
       is_valid = (t < lengths)[:, None]
       want = [np.where(is_valid, a, b) for a, b in zip(new, want, strict=True)]
       for found, one in zip(carries, want, strict=True):
-        np.testing.assert_allclose(found[:, t], one, atol=1e-6)
-    for found, one in zip(final, want, strict=True):
-      np.testing.assert_allclose(found, one, atol=1e-6)
-    _, turned = layer.unroll_carries(
-        x.swapaxes(0, 1),
-        reset=reset.T,
-        seq_lengths=lengths,
-        time_major=True,
-    )
+        close(found[:, t], one)
+    jax.tree.map(close, list(final), want)
+    options = {'reset': reset.T, 'seq_lengths': lengths, 'time_major': True}
+    _, turned = layer.unroll_carries(x.swapaxes(0, 1), **options)
     for found, one in zip(turned, carries, strict=True):
-      np.testing.assert_allclose(found.swapaxes(0, 1), one, atol=1e-6)
+      close(found.swapaxes(0, 1), one)
 
   @pytest.mark.slow
   def test_tabulate_of_a_model(self):

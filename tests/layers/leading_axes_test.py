@@ -1,7 +1,10 @@
 """Public functions and models take no batch axis, one or several."""
 
+import functools
+
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import numpy as np
@@ -29,36 +32,19 @@ def linear_scan(a, b, h0, reset):
 
 
 def unroll(gates, h0, reset, mask):
-  cell, kernel = rnnzoo.ElmanCell(), np.full((1, 1, 3, 3), 0.3, np.float32)
+  kernel = np.full((1, 1, 3, 3), 0.3, np.float32)
+  options = {'reset': reset, 'mask': mask, 'restart_carry': (h0,)}
   return rnnzoo.unroll_carries(
-      cell,
-      {},
-      gates[..., None, :],
-      kernel,
-      (h0,),
-      reset=reset,
-      mask=mask,
-      restart_carry=(h0,),
-  )
-
-
-def make_seq2seq(attention):
-  make = random_layers.make
-  encoder = make('GRU', 4, 6)
-  if attention:
-    encoder = make(rnnzoo.Bidirectional, rnnzoo.GRU, 4, 5)
-  return models.Seq2Seq(
-      encoder,
-      make('GRU', 3 + encoder.out_features, 6),
-      num_source_tokens=TOKENS,
-      num_target_tokens=TOKENS,
-      attention_features=attention,
-      rngs=nnx.Rngs(0),
+      *(rnnzoo.ElmanCell(), {}, gates[..., None, :], kernel, (h0,)), **options
   )
 
 
 def seq2seq(attention, source, lengths, target):
-  model = make_seq2seq(attention)
+  make = random_layers.make
+  encoder = make('GRU', 4, 6)
+  if attention:
+    encoder = make(rnnzoo.Bidirectional, rnnzoo.GRU, 4, 5)
+  model = random_layers.seq2seq(encoder, 6, attention_features=attention)
   memory = model.encode(source, lengths)
   # Of random numbers that choose nothing: every step is the model's own.
   chosen = model.unroll(
@@ -86,18 +72,9 @@ def classifier(x, lengths):
 CASES = {
     'unroll': (unroll, (X, H, RESET, MASK)),
     'linear_scan': (linear_scan, (A, B, H, RESET)),
-    'linear_scan_of_no_steps': (
-        linear_scan,
-        (A[:, :0], B[:, :0], H, RESET[:, :0]),
-    ),
-    'Seq2Seq': (
-        lambda *given: seq2seq(None, *given),
-        (SOURCE, LENGTHS, TARGET),
-    ),
-    'Seq2SeqAttention': (
-        lambda *given: seq2seq(5, *given),
-        (SOURCE, LENGTHS, TARGET),
-    ),
+    'no_steps': (linear_scan, (A[:, :0], B[:, :0], H, RESET[:, :0])),
+    'Seq2Seq': (functools.partial(seq2seq, None), (SOURCE, LENGTHS, TARGET)),
+    'Attention': (functools.partial(seq2seq, 5), (SOURCE, LENGTHS, TARGET)),
     'LanguageModel': (language_model, (SOURCE,)),
     'Classifier': (classifier, (X, LENGTHS)),
 }
@@ -117,12 +94,7 @@ class LeadingAxesTest(parameterized.TestCase):
     want = run(*given)
     for change in (cut, split):
       got = run(*change(given))
-      self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
-      jax.tree.map(
-          lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
-          got,
-          change(want),
-      )
+      chex.assert_trees_all_close(got, change(want), rtol=2e-5, atol=1e-6)
 
   @pytest.mark.slow
   def test_verify(self):

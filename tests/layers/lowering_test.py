@@ -11,6 +11,7 @@ import pytest
 
 import rnnzoo
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 
 
 @pytest.mark.slow
@@ -24,12 +25,8 @@ class LoweredOnceTest(parameterized.TestCase):
     model = nnx.eval_shape(
         lambda: rnnzoo.Stack(make, 64, 64, num_layers=depth, rngs=nnx.Rngs(0))
     )
-    graphdef, params = nnx.split(model)
+    loss, params = random_layers.squares(model)
     x = jax.ShapeDtypeStruct((8, 4, 64), jnp.bfloat16)
-
-    def loss(params, x):
-      return nnx.merge(graphdef, params)(x).astype(jnp.float32).sum()
-
     text = ''
     with abstract_gpu.device(self, 'NVIDIA H200'):
       text = abstract_gpu.lower(jax.grad(loss, (0, 1)), params, x)

@@ -49,17 +49,6 @@ class MetadataTest(parameterized.TestCase):
     self.assertEqual(layer.recurrent_kernel.get_metadata()['note'], 'mine')
     self.assertEqual(layer.recurrent_kernel.shape, (4, 2, 4, 4))
 
-  @parameterized.parameters(('LSTM', 1), ('MinLSTM', 0))
-  def test_a_forget_bias_is_added(self, name, gate):
-    init = nnx.with_metadata(jax.nn.initializers.zeros, note='mine')
-    layer = rnnzoo.LAYERS[name](
-        3, 8, forget_bias=2.0, bias_init=init, rngs=nnx.Rngs(0)
-    )
-    want = np.zeros(layer.bias.shape, np.float32)
-    want[gate] = 2.0
-    np.testing.assert_array_equal(layer.bias[...], want)
-    self.assertEqual(layer.bias.get_metadata()['note'], 'mine')
-
   def test_gates_that_differ(self):
     inits = [nnx.with_metadata(normal, note=i) for i in range(3)]
     with self.assertRaisesRegex(ValueError, 'must have the same metadata'):

@@ -1,6 +1,5 @@
 """Layers where JAX is told to refuse promotions that nobody asked for."""
 
-import contextlib
 import dataclasses
 import functools
 
@@ -16,6 +15,7 @@ import rnnzoo
 from rnnzoo import linen
 from rnnzoo import models
 from tests.testing import abstract_gpu
+from tests.testing import random_layers
 
 BATCH, TIME, FEATURES = 2, 3, 4
 
@@ -37,8 +37,7 @@ class StrictDtypesTest(parameterized.TestCase):
     implementation, param_dtype = way
     with jax.numpy_dtype_promotion('strict'):
       layer = rnnzoo.LAYERS[name](
-          FEATURES,
-          FEATURES,
+          *(FEATURES, FEATURES),
           dtype=jnp.bfloat16,
           param_dtype=param_dtype,
           learn_initial_carry=True,
@@ -61,16 +60,11 @@ class StrictDtypesTest(parameterized.TestCase):
   @parameterized.parameters('vanilla', 'cuda_fused')
   def test_flashrnn(self, backend):
     config = rnnzoo.FlashRNNConfig(backend=backend)
-    given = (
-        jnp.ones((2, 3, 4, 2, 4)),
-        jnp.ones((4, 2, 4, 4)),
-        jnp.ones((4, 2, 4)),
-    )
+    run = functools.partial(rnnzoo.flashrnn, config=config)
+    Wx = jnp.ones((2, 3, 4, 2, 4), jnp.bfloat16)
     with jax.numpy_dtype_promotion('strict'):
       states, _ = jax.eval_shape(
-          lambda *arrays: rnnzoo.flashrnn(*arrays, config=config),
-          given[0].astype(jnp.bfloat16),
-          *given[1:],
+          run, Wx, jnp.ones((4, 2, 4, 4)), jnp.ones((4, 2, 4))
       )
     self.assertEqual(states.dtype, jnp.bfloat16)
 
@@ -83,13 +77,13 @@ class StrictDtypesTest(parameterized.TestCase):
   @parameterized.product(
       make=(
           functools.partial(rnnzoo.Stack, rnnzoo.GRU, norm='layer'),
-          functools.partial(rnnzoo.Stack, rnnzoo.GRU, norm='batch'),
+          functools.partial(rnnzoo.DenseStack, rnnzoo.GRU, norm='batch'),
           functools.partial(rnnzoo.SLSTMBlock, norm='layer'),
           functools.partial(rnnzoo.SLSTMBlock, norm='rms'),
       ),
       trains=(False, True),
   )
-  @pytest.mark.few(2)
+  @pytest.mark.few(4)
   def test_norms(self, make, trains):
     layer = make(FEATURES, FEATURES, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(layer)
@@ -109,26 +103,19 @@ class StrictDtypesTest(parameterized.TestCase):
   @pytest.mark.few(2)
   @pytest.mark.slow
   def test_language_model(self, dtype):
-    model = models.LanguageModel(
-        functools.partial(rnnzoo.MinGRU, dtype=dtype),
-        num_tokens=5,
-        features=FEATURES,
-        dtype=jnp.bfloat16,
-        rngs=nnx.Rngs(0),
-    )
+    layer = functools.partial(rnnzoo.MinGRU, dtype=dtype)
+    options = {'dtype': jnp.bfloat16, 'rngs': nnx.Rngs(0)}
+    model = models.LanguageModel(layer, 5, FEATURES, **options)
     with jax.numpy_dtype_promotion('strict'):
       logits = jax.eval_shape(model, jnp.ones((BATCH, TIME), jnp.int32))
     self.assertEqual(logits.dtype, jnp.float32)
 
   def test_beams(self):
     tokens = jnp.ones((BATCH, TIME), jnp.int32)
+    options = {'max_length': 5, 'num_beams': 3, 'length_penalty': 0.5}
     with jax.numpy_dtype_promotion('strict'):
-      found = jax.eval_shape(
-          lambda tokens: make_translator().decode(
-              tokens, max_length=5, num_beams=3, length_penalty=0.5
-          ),
-          tokens,
-      )
+      decode = functools.partial(make_translator().decode, **options)
+      found = jax.eval_shape(decode, tokens)
     self.assertEqual(found.tokens.shape, (BATCH, 5))
 
 
@@ -145,13 +132,8 @@ class NumpyScalarsTest(parameterized.TestCase):
   def test_layers(self, make, option):
     made = []
     for number in (0.5, np.float32(0.5)):
-      layer = make(
-          FEATURES,
-          FEATURES,
-          param_dtype=jnp.bfloat16,
-          rngs=nnx.Rngs(0),
-          **{option: number},
-      )
+      options = {'param_dtype': jnp.bfloat16, option: number}
+      layer = make(FEATURES, FEATURES, rngs=nnx.Rngs(0), **options)
       params = nnx.state(layer, nnx.Param)
       x = jax.ShapeDtypeStruct((BATCH, TIME, FEATURES), jnp.bfloat16)
       made.append((rnnzoo.constrain(params), jax.eval_shape(layer, x)))
@@ -160,15 +142,9 @@ class NumpyScalarsTest(parameterized.TestCase):
       self.assertEqual(got.dtype, jnp.bfloat16)
 
   def test_dropout(self):
-    stack = rnnzoo.Stack(
-        rnnzoo.GRU,
-        FEATURES,
-        FEATURES,
-        num_layers=2,
-        dropout_rate=np.float32(0.5),
-        param_dtype=jnp.bfloat16,
-        rngs=nnx.Rngs(0),
-    )
+    options = {'dropout_rate': np.float32(0.5), 'param_dtype': jnp.bfloat16}
+    make = functools.partial(rnnzoo.Stack, rnnzoo.GRU, FEATURES, FEATURES)
+    stack = make(num_layers=2, rngs=nnx.Rngs(0), **options)
     x = jnp.ones((BATCH, TIME, FEATURES), jnp.bfloat16)
     run = lambda x: stack(x, rngs=nnx.Rngs(dropout=1))
     self.assertEqual(jax.eval_shape(run, x).dtype, jnp.bfloat16)
@@ -190,26 +166,13 @@ class ScaledCell(rnnzoo.Cell):
 class Scaled(rnnzoo.RecurrentLayer):
 
   def __init__(self, in_features, features, *, rngs, **options):
-    scale = nnx.Param(jnp.ones(features))
-    super().__init__(
-        ScaledCell(),
-        in_features,
-        features,
-        cell_params={'scale': scale},
-        rngs=rngs,
-        **options,
-    )
+    options['cell_params'] = {'scale': nnx.Param(jnp.ones(features))}
+    super().__init__(ScaledCell(), in_features, features, rngs=rngs, **options)
 
 
 def make_translator():
-  return models.Seq2Seq(
-      rnnzoo.GRU(FEATURES, 8, rngs=nnx.Rngs(0)),
-      rnnzoo.GRU(FEATURES + 8, 8, rngs=nnx.Rngs(0)),
-      num_source_tokens=5,
-      num_target_tokens=5,
-      attention_features=4,
-      rngs=nnx.Rngs(0),
-  )
+  encoder = rnnzoo.GRU(FEATURES, 8, rngs=nnx.Rngs(0))
+  return random_layers.seq2seq(encoder, 8, attention_features=4)
 
 
 class EqualRanksTest(parameterized.TestCase):
@@ -228,11 +191,9 @@ class EqualRanksTest(parameterized.TestCase):
           lambda *given: jax.jvp(one, given, given),
           jax.vmap(jax.jit(jax.grad(one))),
       )
-      for way in ways:
-        rows = arguments
-        if way is ways[-1]:
-          rows = jax.tree.map(lambda x: jnp.stack([x, x]), arguments)
-        jax.eval_shape(way, *rows)
+      rows = jax.tree.map(lambda x: jnp.stack([x, x]), arguments)
+      for way, given in zip(ways, (arguments, arguments, rows), strict=True):
+        jax.eval_shape(way, *given)
 
   @parameterized.product(
       name=(*rnnzoo.LAYERS, 'Scaled', 'SLSTMBlock', 'Bidirectional', 'Stack'),
@@ -248,17 +209,11 @@ class EqualRanksTest(parameterized.TestCase):
         Bidirectional=functools.partial(rnnzoo.Bidirectional, rnnzoo.LSTM),
         SLSTMBlock=rnnzoo.SLSTMBlock,
     )[name]
-    options = {}
+    options = {'implementation': implementation}
     if name in rnnzoo.LAYERS:
-      options = {'learn_initial_carry': True}
+      options['learn_initial_carry'] = True
     with jax.numpy_rank_promotion('raise'):
-      layer = make(
-          FEATURES,
-          FEATURES,
-          implementation=implementation,
-          rngs=nnx.Rngs(0),
-          **options,
-      )
+      layer = make(FEATURES, FEATURES, rngs=nnx.Rngs(0), **options)
     graphdef, params, rest = nnx.split(layer, nnx.Param, ...)
     reset = jnp.zeros((BATCH, TIME), bool)
 
@@ -287,15 +242,15 @@ class EqualRanksTest(parameterized.TestCase):
       layer = nnx.merge(graphdef, params)
       return layer(x, reset=reset, mask=~reset).sum()
 
-    where = contextlib.nullcontext()
-    if abstract_gpu.RUNS:
-      where = abstract_gpu.device(self, 'NVIDIA H200')
+    if not abstract_gpu.RUNS:
+      return
+    where = abstract_gpu.device(self, 'NVIDIA H200')
     with jax.numpy_rank_promotion('raise'), where:
       layer = make(features, features, rngs=nnx.Rngs(0))
       graphdef, params = nnx.split(layer)
       traced = jax.jit(jax.grad(loss)).trace(params, x)
       text = traced.lower(lowering_platforms=('cpu', 'cuda')).as_text()
-    self.assertEqual('mosaic_gpu' in text, abstract_gpu.RUNS)
+    self.assertIn('mosaic_gpu', text)
 
   def test_kernels_beside_wide_integers(self):
     layer = rnnzoo.MinGRU(

@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -79,10 +80,9 @@ def formula(equations, layer, masks, train):
   carry = [np.broadcast_to(c, (BATCH, FEATURES)) for c in start]
   keep = np.ones((BATCH, TIME, FEATURES))
   if train:
-    shared = (
-        masks.dropout if masks.dropout.ndim == 3 else masks.dropout[:, None]
-    )
-    keep = keep * np.asarray(shared) / (1 - layer.recurrent_dropout_rate)
+    shared = np.asarray(masks.dropout)
+    shared = shared if shared.ndim == 3 else shared[:, None]
+    keep = keep * shared / (1 - layer.recurrent_dropout_rate)
   dropout, outputs = keep[:, 0], []
   for t in range(TIME):
     valid = (t < lengths)[:, None]
@@ -126,10 +126,8 @@ def of(layer, *args, **options):
 
 def launches(layer, train, differentiated=False):
   """Returns how many GPU kernels a call starts."""
-  graphdef, state = nnx.split(layer)
-  f = lambda state, x: nnx.merge(graphdef, state)(
-      x, rngs=draw() if train else None
-  )
+  call, state = random_layers.pure(layer)
+  f = lambda state, x: call(state, x, rngs=draw() if train else None)
   if differentiated:
     f = jax.grad(lambda state, x, f=f: jnp.sum(f(state, x), dtype='float32'))
   x = jax.ShapeDtypeStruct((16, 5, 8), jnp.bfloat16)
@@ -160,9 +158,7 @@ class RegularisationTest(parameterized.TestCase):
     with jax.enable_x64(True):
       got = of(make(name, 'associative_scan'), True, True)
       want = of(make(name, 'scan'), True, True)
-      jax.tree.map(
-          functools.partial(np.testing.assert_allclose, atol=1e-12), got, want
-      )
+      chex.assert_trees_all_close(got, want, rtol=1e-7, atol=1e-12)
 
   @parameterized.parameters('LSTM', 'AGRU', 'IndRNN')
   @pytest.mark.slow
@@ -173,8 +169,7 @@ class RegularisationTest(parameterized.TestCase):
     make = functools.partial(random_layers.make, name, IN, FEATURES, **options)
     with within(self):
       got, want = (of(make(implementation=p)) for p in ('pallas', 'scan'))
-      for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        self.assertLess(comparison.relative_error(a, b), 3e-5)
+      comparison.assert_near(got, want, 3e-5)
 
   @pytest.mark.slow
   def test_lowers_and_is_not_fused_in_training(self):
@@ -237,11 +232,9 @@ class RegularisationTest(parameterized.TestCase):
         recurrent_dropout_rate=0.0,
     )
     self.assertEqual(nnx.split(zero)[0], nnx.split(plain)[0])
-    dropping = random_layers.make(
-        'LSTM', IN, FEATURES, recurrent_dropout_rate=0.5
-    )
-    results = of(dropping, False), of(plain, False)
-    jax.tree.map(np.testing.assert_array_equal, *results)
+    options = {'recurrent_dropout_rate': 0.5}
+    dropping = random_layers.make('LSTM', IN, FEATURES, **options)
+    chex.assert_trees_all_equal(of(dropping, False), of(plain, False))
 
   @pytest.mark.slow
   def test_composed(self):

@@ -14,8 +14,9 @@ import pytest
 import rnnzoo
 from rnnzoo import models
 from rnnzoo.models import decoding
+from tests.testing import random_layers
 
-SOURCE_TOKENS, TARGET_TOKENS = 11, 9
+NUM_TOKENS = 9
 
 
 def make_model(
@@ -25,23 +26,14 @@ def make_model(
   encoder = layer(4, 6, rngs=rngs)
   if bidirectional:
     encoder = rnnzoo.Bidirectional(layer, 4, 5, rngs=rngs)
-  model = models.Seq2Seq(
-      encoder,
-      layer(3 + encoder.out_features, 6, rngs=rngs),
-      num_source_tokens=SOURCE_TOKENS,
-      num_target_tokens=TARGET_TOKENS,
-      attention_features=7 if attention else None,
-      rngs=rngs,
-      **options,
-  )
+  options['attention_features'] = 7 if attention else None
+  model = random_layers.seq2seq(encoder, 6, layer, **options)
   # Logits far from each other: searches that go wrong find something else.
   model.head.kernel[...] = 4.0 * model.head.kernel[...]
   return model
 
 
-SOURCE = np.array(
-    [[5, 6, 7, 8, 2], [9, 4, 2, 0, 0], [10, 2, 0, 0, 0]], np.int32
-)
+SOURCE = np.array([[5, 6, 7, 8, 2], [8, 4, 2, 0, 0], [7, 2, 0, 0, 0]], np.int32)
 LENGTHS = np.array([5, 3, 2], np.int32)
 TARGET = np.array([[1, 4, 5, 6], [1, 7, 8, 3], [1, 3, 3, 4]], np.int32)
 
@@ -58,7 +50,7 @@ class Seq2SeqTest(parameterized.TestCase):
         )
     )
     logits, weights = run(SOURCE, LENGTHS)
-    self.assertEqual(logits.shape, (3, 4, TARGET_TOKENS))
+    self.assertEqual(logits.shape, (3, 4, NUM_TOKENS))
     padded = np.where(np.arange(5) < LENGTHS[:, None], SOURCE, 7)
     longer = np.pad(padded, ((0, 0), (0, 3)), constant_values=7)
     again = run(longer, LENGTHS)[0]
@@ -109,14 +101,10 @@ class Seq2SeqTest(parameterized.TestCase):
         ({'dropout_rate': 0.5}, 'Stack'),
         ({'norm': 'batch'}, 'BatchNorm'),
     ):
-      model = make_model(True)
+      model, rngs = make_model(True), nnx.Rngs(0)
+      sizes = model.decoder.in_features, model.decoder.out_features
       model.decoder = rnnzoo.Stack(
-          rnnzoo.GRU,
-          model.decoder.in_features,
-          model.decoder.out_features,
-          num_layers=2,
-          rngs=nnx.Rngs(0),
-          **options,
+          rnnzoo.GRU, *sizes, num_layers=2, rngs=rngs, **options
       )
       with self.assertRaisesRegex(ValueError, f'but its {name} does'):
         model(SOURCE, TARGET, rngs=nnx.Rngs(0))
@@ -193,16 +181,9 @@ class Seq2SeqTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_a_dense_encoder_of_both_directions(self):
     layer = functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU)
-    rngs = nnx.Rngs(0)
-    encoder = rnnzoo.DenseStack(layer, 4, 5, num_layers=2, rngs=rngs)
+    encoder = rnnzoo.DenseStack(layer, 4, 5, num_layers=2, rngs=nnx.Rngs(0))
     size = encoder.out_features
-    model = models.Seq2Seq(
-        encoder,
-        rnnzoo.GRU(3 + size, 6, rngs=rngs),
-        num_source_tokens=SOURCE_TOKENS,
-        num_target_tokens=TARGET_TOKENS,
-        rngs=rngs,
-    )
+    model = random_layers.seq2seq(encoder, 6)
     x = model.source_embedding(SOURCE)
     y = np.asarray(encoder(x, seq_lengths=LENGTHS))
     last = y[np.arange(3), LENGTHS - 1]
@@ -309,14 +290,9 @@ class MarkovTest(parameterized.TestCase):
   @parameterized.parameters(0.0, 1.0)
   @pytest.mark.slow
   def test_many_beams_find_the_best(self, penalty):
+    options = {'num_beams': 200, 'length_penalty': penalty}
     found = decoding.beam_search(
-        self.step,
-        self.table,
-        jnp.zeros(4),
-        4,
-        max_length=4,
-        num_beams=200,
-        length_penalty=penalty,
+        *(self.step, self.table, jnp.zeros(4), 4), max_length=4, **options
     )
     for row in range(4):
       score, tokens = self.best(row, 4, penalty)

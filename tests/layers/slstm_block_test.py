@@ -6,6 +6,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 import jax
+from jax import test_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -156,10 +157,10 @@ class SLSTMBlockTest(parameterized.TestCase):
   def test_step_is_unroll(self, **options):
     block = make(**options)
     carry = carry_of(block, BATCH)
-    run = reference.jit(
-        lambda block, carry: block.unroll(x, initial_carry=carry, reset=reset)
+    options = {'initial_carry': carry, 'reset': reset}
+    want_carry, want = reference.jit(lambda block: block.unroll(x, **options))(
+        block
     )
-    want_carry, want = run(block, carry)
     step = reference.jit(
         lambda block, *args: block.step(*args[:2], reset=args[2])
     )
@@ -223,12 +224,10 @@ class SLSTMBlockTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_padding_has_no_effect(self):
-    block = make()
-
-    graphdef, state = nnx.split(block)
+    unroll, state = random_layers.pure(make(), 'unroll')
 
     def loss(state, x):
-      carry, y = nnx.merge(graphdef, state).unroll(x, mask=mask)
+      carry, y = unroll(state, x, mask=mask)
       return sum(jnp.sin(c).sum() for c in carry) + jnp.sin(y).sum(), y
 
     run = reference.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -279,33 +278,22 @@ class SLSTMBlockTest(parameterized.TestCase):
       block = make(param_dtype=jnp.float64)
       carry = jax.tree.map(np.float64, carry_of(block, BATCH))
       weights = np.random.default_rng(2).standard_normal(x.shape)
+      unroll, state = random_layers.pure(block, 'unroll')
 
-      def loss(block, x, carry):
-        final, y = block.unroll(x, initial_carry=carry, reset=reset, mask=mask)
+      @reference.jit
+      def loss(state, x, carry):
+        final, y = unroll(state, x, initial_carry=carry, reset=reset, mask=mask)
         return jnp.sum(weights * y) + sum(jnp.sin(c).sum() for c in final)
 
-      graphdef, state = nnx.split(block)
-      plain = lambda state, *args: loss(nnx.merge(graphdef, state), *args)
-      scalar = reference.jit(plain)
       arguments = (state, np.float64(x), carry)
-      grads = reference.jit(jax.grad(plain, argnums=(0, 1, 2)))(*arguments)
-      rng = np.random.default_rng(3)
-      direction = jax.tree.map(
-          lambda a: rng.standard_normal(a.shape), arguments
-      )
-      moved = lambda e: jax.tree.map(
-          lambda a, d: a + e * d, arguments, direction
-      )
-      numeric = (scalar(*moved(1e-6)) - scalar(*moved(-1e-6))) / 2e-6
-      dots = jax.tree.map(lambda g, d: np.sum(g * d), grads, direction)
-      close(sum(jax.tree.leaves(dots)), numeric, rtol=1e-7)
+      options = {'order': 1, 'modes': ['rev'], 'atol': 0, 'rtol': 1e-7}
+      test_util.check_grads(loss, arguments, **options, eps=1e-6)
 
   @parameterized.parameters('associative_scan', 'scan')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_paths_and_transforms(self, implementation):
     block, other = make(), make(implementation=implementation)
-    close_trees = functools.partial(jax.tree.map, close)
 
     @reference.jit
     def run(block, other):
@@ -314,9 +302,8 @@ class SLSTMBlockTest(parameterized.TestCase):
       return block.unroll(x, reset=reset), got
 
     want, (whole, each, alone) = run(block, other)
-    close_trees(whole, want)
-    close_trees(each, want)
-    close_trees(alone, jax.tree.map(lambda a: a[0], want))
+    alone_want = jax.tree.map(lambda a: a[0], want)
+    jax.tree.map(close, (whole, each, alone), (want, want, alone_want))
 
   def test_inside_other_layers(self):
     new = lambda cls, **options: nnx.eval_shape(
@@ -327,10 +314,9 @@ class SLSTMBlockTest(parameterized.TestCase):
     self.assertEqual(shape(new(rnnzoo.Stack, num_layers=2), ones), (2, 5, 8))
     self.assertEqual(shape(new(rnnzoo.Bidirectional), ones), (2, 5, 16))
     carry = rnnzoo.ScannedRNN.initialize_carry(2, 8, rnnzoo.SLSTMBlock)
+    options = {'layer': rnnzoo.SLSTMBlock}
     scanned = nnx.eval_shape(
-        lambda: rnnzoo.ScannedRNN(
-            8, 8, layer=rnnzoo.SLSTMBlock, rngs=nnx.Rngs(0)
-        )
+        lambda: rnnzoo.ScannedRNN(8, 8, rngs=nnx.Rngs(0), **options)
     )
     run = lambda layer, carry, x: layer(carry, x)[1]
     rollout = jnp.ones((5, 2, 8)), jnp.zeros((5, 2))
@@ -338,15 +324,14 @@ class SLSTMBlockTest(parameterized.TestCase):
     self.assertEqual(y.shape, (5, 2, 8))
 
   def test_start(self):
-    block = rnnzoo.SLSTMBlock(
-        8, 8, num_heads=2, block_index=1, num_blocks=2, rngs=nnx.Rngs(0)
+    options = {'num_heads': 2, 'block_index': 1, 'num_blocks': 2}
+    block, same = (
+        cls(8, 8, rngs=nnx.Rngs(0), **options)
+        for cls in (rnnzoo.SLSTMBlock, rnnzoo.SLSTM)
     )
     equal(block.recurrent_kernel[...], 0)
     bias = block.gates.bias[...]
     equal(bias[jnp.array([0, 2, 3])], 0)
-    same = rnnzoo.SLSTM(
-        8, 8, num_heads=2, block_index=1, num_blocks=2, rngs=nnx.Rngs(0)
-    )
     equal(bias, same.bias[...])
     self.assertEqual(block.mlp.up.kernel.shape, (8, 128))
     # N(0, 2/(5 F)) and, of L = 2 blocks, N(0, 4/(L² F)), within five times the
@@ -421,9 +406,8 @@ class LeastNormalizerTest(parameterized.TestCase):
     )
     jax.tree.map(equal, run(free, None), run(bound, None))
     carry = [np.full((BATCH, 4), v, np.float32) for v in (0, 0.2, 0.1, 3.0)]
-    x_gates = np.float32([-2, 9, 1, 0]).reshape(1, 1, 4, 1) * np.ones(
-        (BATCH, 1, 4, 4), np.float32
-    )
+    gates = np.float32([-2, 9, 1, 0]).reshape(1, 1, 4, 1)
+    x_gates = np.broadcast_to(gates, (BATCH, 1, 4, 4))
     kernel = np.zeros((4, 1, 4, 4), np.float32)
     for least in (0.0, 1.0):
       cell = rnnzoo.SLSTMCell(min_normalizer=least)

@@ -209,10 +209,7 @@ def zoo_columns(
   """Returns the columns of some layers that this jax can find."""
   columns = {path: column(of_layers(names, path, 'cpu')) for path in paths}
   if abstract_gpu.RUNS:
-    mesh = abstract_gpu.mesh('NVIDIA H200')
-    mesh = jax.sharding.AbstractMesh(
-        (), (), abstract_device=mesh.abstract_device
-    )
+    mesh = abstract_gpu.one('NVIDIA H200')
     for title, path in (('pallas', 'pallas'), ('None, on a GPU', None)):
       with jax.sharding.use_abstract_mesh(mesh):
         columns[title] = column(of_layers(names, path, 'cuda'))

@@ -1,10 +1,12 @@
 """Layers of a stack at the same time compute what they compute in turn."""
 
 import contextlib
+import functools
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import dense_loops
 from tests.testing import random_layers
+from tests.testing import several_devices
 
 H200 = 'NVIDIA H200'
 
@@ -39,15 +42,9 @@ def make(layer, sizes, num_layers, **options):
 
 def abstract(layer, sizes, num_layers, **options):
   """Returns a stack of types, in 16 bits."""
+  options = {'dtype': 'bfloat16', 'num_layers': num_layers, **options}
   return nnx.eval_shape(
-      lambda: rnnzoo.Stack(
-          layer,
-          *sizes,
-          num_layers=num_layers,
-          dtype='bfloat16',
-          rngs=nnx.Rngs(0),
-          **options,
-      )
+      lambda: rnnzoo.Stack(layer, *sizes, rngs=nnx.Rngs(0), **options)
   )
 
 
@@ -80,12 +77,10 @@ def in_parts(parts, runs=by_scan):
 
 def results(stack, x, weights, carry=None, **options):
   """Returns carries, outputs and all gradients."""
-  graphdef, state = nnx.split(stack)
+  unroll, state = random_layers.pure(stack, 'unroll')
 
   def loss(state, x, carry):
-    last, y = nnx.merge(graphdef, state).unroll(
-        x, initial_carry=carry, **options
-    )
+    last, y = unroll(state, x, initial_carry=carry, **options)
     total = jnp.sum(y * weights)
     return total + sum(jnp.sum(jnp.sin(c)) for c in jax.tree.leaves(last)), y
 
@@ -97,10 +92,8 @@ def results(stack, x, weights, carry=None, **options):
 class WavefrontTest(parameterized.TestCase):
 
   def compare(self, got, want, tolerance=1e-5):
-    self.assertEqual(jax.tree.structure(got), jax.tree.structure(want))
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      self.assertEqual((x.shape, x.dtype), (y.shape, y.dtype))
-      self.assertLess(comparison.relative_error(x, y), tolerance)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+    comparison.assert_near(got, want, tolerance)
 
   def agrees(
       self,
@@ -110,43 +103,40 @@ class WavefrontTest(parameterized.TestCase):
       parts,
       runs=by_scan,
       steps=12,
+      reset=False,
+      mask=False,
+      seq_lengths=False,
+      carry=False,
+      reverse=False,
+      time_major=False,
       **options,
   ):
-    call = {
-        name: options.pop(name)
-        for name in ('reverse', 'time_major')
-        if name in options
-    }
-    flags = {
-        name: options.pop(name, False)
-        for name in ('reset', 'mask', 'seq_lengths', 'carry')
-    }
+    call = {'reverse': reverse, 'time_major': time_major}
     stack = make(layer, sizes, num_layers, **options)
     rng = np.random.default_rng(0)
     batch = 3
-    lead = (steps, batch) if call.get('time_major') else (batch, steps)
+    lead = (steps, batch) if time_major else (batch, steps)
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), 'float32')
     x = normal(*lead, sizes[0])
     weights = normal(*lead, stack.out_features)
-    if flags['reset']:
+    if reset:
       call['reset'] = jnp.asarray(rng.random(lead) < 0.2)
-    if flags['mask']:
+    if mask:
       call['mask'] = jnp.asarray(rng.random(lead) < 0.8)
-    if flags['seq_lengths']:
+    if seq_lengths:
       call['seq_lengths'] = jnp.asarray([steps, 0, steps // 2])
-    carry = None
-    if flags['carry']:
-      carry = jax.tree.map(
+    given = None
+    if carry:
+      given = jax.tree.map(
           lambda c: normal(*c.shape), stack.initial_carry((batch,))
       )
-    want = results(stack, x, weights, carry, **call)
+    want = results(stack, x, weights, given, **call)
     # Each call is a trace of its own.
-    run = lambda: jax.jit(
-        lambda: stack.unroll(x, initial_carry=carry, **call)
-    )()
+    unroll = functools.partial(stack.unroll, initial_carry=given, **call)
+    run = lambda: jax.jit(lambda: unroll(x))()
     outputs = run()
     with in_parts(parts, runs) as called:
-      got = results(stack, x, weights, carry, **call)
+      got = results(stack, x, weights, given, **call)
       called.assert_called()
       called.reset_mock()
       self.compare(run(), outputs)
@@ -154,54 +144,33 @@ class WavefrontTest(parameterized.TestCase):
     self.compare(got, want)
 
   @parameterized.parameters(
-      (rnnzoo.LSTM, (20, 16), 3, 2, {'reset': True, 'seq_lengths': True}),
+      (rnnzoo.LSTM, (20, 16), 3, 2, 'reset seq_lengths', {}),
       # The last part is shorter.
-      (rnnzoo.GRU, (8, 8), 2, 5, {'reverse': True, 'reset': True}),
+      (rnnzoo.GRU, (8, 8), 2, 5, 'reverse reset', {}),
       (
-          rnnzoo.GRU,
-          (8, 8),
-          4,
-          2,
-          {
-              'reverse': True,
-              'time_major': True,
-              'seq_lengths': True,
-              'mask': True,
-              'learn_initial_carry': True,
-              'use_bias': False,
-              'reset': True,
-          },
+          *(rnnzoo.GRU, (8, 8), 4, 2),
+          'reverse time_major seq_lengths mask learn_initial_carry reset',
+          {'use_bias': False},
       ),
-      (rnnzoo.SLSTM, (8, 16), 4, 4, {'num_heads': 4, 'steps': 11}),
+      (rnnzoo.SLSTM, (8, 16), 4, 4, '', {'num_heads': 4, 'steps': 11}),
       # More layers than run at the same time, and parts of one step.
-      (rnnzoo.Elman, (8, 8), 5, 6, {'steps': 6, 'reverse': True}),
-      (
-          rnnzoo.GRU,
-          (8, 8),
-          2,
-          3,
-          {'time_major': True, 'mask': True, 'residual': True, 'norm': 'layer'},
-      ),
+      (rnnzoo.Elman, (8, 8), 5, 6, 'reverse', {'steps': 6}),
+      (rnnzoo.GRU, (8, 8), 2, 3, 'time_major mask residual', {'norm': 'layer'}),
   )
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_agrees_with_layers_in_turn(
-      self, layer, sizes, num_layers, parts, options
+      self, layer, sizes, num_layers, parts, flags, options
   ):
+    options = dict.fromkeys(flags.split(), True) | options
     self.agrees(layer, sizes, num_layers, parts, **options)
 
   @parameterized.parameters('float32', 'bfloat16')
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gradients_in_16_bits(self, param_dtype):
-    stack = make(
-        rnnzoo.LSTM,
-        (8, 16),
-        2,
-        dtype='bfloat16',
-        param_dtype=param_dtype,
-        implementation='pallas',
-    )
+    options = {'dtype': 'bfloat16', 'implementation': 'pallas'}
+    stack = make(rnnzoo.LSTM, (8, 16), 2, param_dtype=param_dtype, **options)
     rng = np.random.default_rng(0)
     normal = lambda size: jnp.asarray(
         rng.standard_normal((2, 128, size)), 'bfloat16'
@@ -242,13 +211,10 @@ class WavefrontTest(parameterized.TestCase):
   @pytest.mark.exhaustive
   def test_derivatives(self):
     stack = make(rnnzoo.LSTM, (4, 8), 2)
-    graphdef, state = nnx.split(stack)
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((3, 2, 12, 4)), 'float32')
     mask = jnp.asarray(rng.random((2, 12)) < 0.8)
-
-    def run(state, x):
-      return jnp.sum(nnx.merge(graphdef, state)(x, mask=mask) ** 2)
+    run, state = random_layers.squares(stack, mask=mask)
 
     def derivatives():
       gradient = jax.vmap(jax.grad(run), (None, 0))
@@ -344,13 +310,10 @@ class WavefrontTest(parameterized.TestCase):
   def test_lowers_for_a_gpu(self, layer, options):
     options = {'implementation': 'pallas', **options}
     stack = abstract(layer, (64, 128), 2, **options)
-    graphdef, state = nnx.split(stack)
+    call, state = random_layers.squares(stack)
+    loss = lambda state, x, reset: call(state, x, reset=reset)
     x = jax.ShapeDtypeStruct((16, 390, 64), jnp.bfloat16)
     reset = jax.ShapeDtypeStruct((16, 390), bool)
-
-    def loss(state, x, reset):
-      return jnp.sum(nnx.merge(graphdef, state)(x, reset=reset) ** 2)
-
     runs = mock.Mock(side_effect=levels_lib._run_levels)
     with abstract_gpu.device(self, H200):
       with mock.patch.object(levels_lib, '_run_levels', runs):
@@ -362,21 +325,13 @@ class WavefrontTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_over_devices(self, kind):
-    stack = abstract(rnnzoo.LSTM, (64, 128), 2)
-    graphdef, state = nnx.split(stack)
     if not abstract_gpu.RUNS:
       return
+    loss, state = random_layers.squares(abstract(rnnzoo.LSTM, (64, 128), 2))
     mesh = abstract_gpu.mesh(H200, kind)
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    state = jax.tree.map(
-        lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=whole), state
-    )
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    x = jax.ShapeDtypeStruct((16, 512, 64), jnp.bfloat16, sharding=rows)
-
-    def loss(state, x):
-      return jnp.sum(nnx.merge(graphdef, state)(x) ** 2)
-
+    sharded = functools.partial(several_devices.sharded, mesh)
+    state = jax.tree.map(lambda v: sharded(jax.P(), v.shape, v.dtype), state)
+    x = sharded(jax.P('data'), (16, 512, 64), jnp.bfloat16)
     runs = mock.Mock(side_effect=levels_lib._run_levels)
     with jax.sharding.use_abstract_mesh(mesh):
       with mock.patch.object(levels_lib, '_run_levels', runs):
@@ -445,12 +400,9 @@ class WavefrontTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_per_example_gradients(self):
     stack = abstract(rnnzoo.GRU, (32, 32), 2, implementation='pallas')
-    graphdef, state = nnx.split(stack)
+    each, state = random_layers.squares(stack)
     x = jax.ShapeDtypeStruct((3, 4, 384, 32), jnp.bfloat16)
-
-    def loss(state, x):
-      return jnp.sum(jax.vmap(nnx.merge(graphdef, state))(x) ** 2)
-
+    loss = lambda state, x: jnp.sum(jax.vmap(each, (None, 0))(state, x))
     with abstract_gpu.device(self, H200):
       text = abstract_gpu.lower(jax.grad(loss), state, x)
       self.assertIn('mosaic_gpu', text)

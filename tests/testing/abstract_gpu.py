@@ -64,9 +64,13 @@ def device(test, kind: str) -> Iterator[None]:
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield
     return
-  mesh = jax.sharding.AbstractMesh((), (), abstract_device=_describe(kind))
-  with jax.sharding.use_abstract_mesh(mesh):
+  with jax.sharding.use_abstract_mesh(one(kind)):
     yield
+
+
+def one(kind: str) -> jax.sharding.AbstractMesh:
+  """Returns such a GPU, along no axis."""
+  return jax.sharding.AbstractMesh((), (), abstract_device=_describe(kind))
 
 
 def mesh(kind: str, axis: str = 'Auto') -> jax.sharding.AbstractMesh:

@@ -7,6 +7,7 @@ formulas.
 from collections.abc import Iterable, Iterator
 import contextlib
 import dataclasses
+import functools
 from typing import Any
 
 from absl.testing import parameterized
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from tests.testing import random_layers
 from tests.testing import reference
 
 
@@ -168,6 +170,16 @@ def abstract_gradient(case):
   return jax.grad(loss, (0, 1)), args
 
 
+def mapped_gradients(case):
+  """Yields `abstract_gradient` over rows of x, and over rows of parameters."""
+  f, (state, x, *rest) = abstract_gradient(case)
+  many = lambda tree: jax.tree.map(
+      lambda v: jax.ShapeDtypeStruct((3, *v.shape), v.dtype), tree
+  )
+  yield jax.vmap(f, (None, 0, None, None, None)), (state, many(x), *rest)
+  yield jax.vmap(f, (0, None, None, None, None)), (many(state), x, *rest)
+
+
 def randomize(tree, seed, dtype, scale=0.4):
   """Replaces every array by random numbers that `dtype` can hold.
 
@@ -180,19 +192,19 @@ def randomize(tree, seed, dtype, scale=0.4):
   return jax.tree.unflatten(treedef, made)
 
 
-def random_carry(case, cell, seed, dtype):
-  """A carry as a run could have left it: normalisers are at least 1."""
-  rng = np.random.default_rng(seed)
-  carry = []
-  for name in cell.carry_names:
-    value = 0.4 * rng.standard_normal((case.batch, case.features))
-    carry.append((1 + value**2 if name == 'n' else value).astype(dtype))
-  return tuple(carry)
-
-
 def relative_error(got, want):
   got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
   return np.linalg.norm(got - want) / (np.linalg.norm(want) or 1.0)
+
+
+def assert_near(got, want, limit):
+  """Fails unless ||got - want|| <= limit ||want|| for each array of trees."""
+  for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+    if x.dtype != jax.dtypes.float0:
+      x, y = np.asarray(x, np.complex128), np.asarray(y, np.complex128)
+      error, most = np.linalg.norm(x - y), limit * np.linalg.norm(y) + 1e-30
+      if x.shape != y.shape or not error <= most:
+        raise AssertionError(f'{error} is above {most}: {x} and {y}')
 
 
 class ComparisonTestCase(parameterized.TestCase):
@@ -240,8 +252,9 @@ class ComparisonTestCase(parameterized.TestCase):
           np.zeros_like, state['learned_carry']
       )
     x = randomize(np.zeros((batch, time, case.in_features)), 3, dtype, 1.0)
-    carry = random_carry(case, layer.cell, 4, wide)
     last = (batch, case.features)
+    carries = [np.zeros(last)] * len(layer.cell.carry_names)
+    carry = random_layers.as_carry(layer.cell, randomize(carries, 4, wide))
     weights = tuple(
         randomize(np.zeros(shape), 5 + i, wide, 1.0)
         for i, shape in enumerate(
@@ -249,12 +262,9 @@ class ComparisonTestCase(parameterized.TestCase):
         )
     )
 
-    def given(x):
-      """Swaps batch and time where the case has them the other way."""
-      if x is None or not case.time_major:
-        return x
-      return x.swapaxes(0, 1)
-
+    # Batch and time are swapped where the case has them the other way.
+    turns = lambda x: x is not None and case.time_major
+    given = lambda x: x.swapaxes(0, 1) if turns(x) else x
     if case.mask:
       padding = {'mask': given(mask)}
 
@@ -287,9 +297,7 @@ class ComparisonTestCase(parameterized.TestCase):
     self.assertEqual(final[0].dtype, wide)
 
     made = nnx.merge(graphdef, state)
-    double = lambda tree: jax.tree.map(
-        lambda v: np.asarray(v, np.float64), tree
-    )
+    double = functools.partial(jax.tree.map, np.float64)
     pure = lambda v: None if v is None else v[...]
     modules, states = [], {}
     for name in ('input_map', 'readout'):
@@ -308,9 +316,7 @@ class ComparisonTestCase(parameterized.TestCase):
             'recurrent_kernel': pure(made.recurrent_kernel),
             # One number for all features is given to each, see `_close`.
             'cell_params': {
-                k: np.broadcast_to(
-                    v, np.broadcast_shapes(v.shape, (case.features,))
-                )
+                k: v[...] if v.ndim else np.full(case.features, v[...])
                 for k, v in made.cell_params.items()
             },
             'carry': carry,
@@ -334,13 +340,12 @@ class ComparisonTestCase(parameterized.TestCase):
           tuple(modules),
       )
 
+    matrices = 'kernel', 'bias', 'recurrent_kernel'
     got = {
         'x': d_x,
         'carry': d_carry,
         **{name: d_state[name] for name in states},
-        'kernel': d_state.get('kernel'),
-        'bias': d_state.get('bias'),
-        'recurrent_kernel': d_state.get('recurrent_kernel'),
+        **{name: d_state.get(name) for name in matrices},
         'cell_params': dict(d_state.get('cell_params', {})),
         'restart': d_state['learned_carry'],
     }

@@ -23,6 +23,19 @@ if abstract_gpu.RUNS:
   from pallas_kernels.mosaic import step_flags
 
 
+def unpacked(cell):
+  """Returns what plans have of a cell: functions of rows for its parameters."""
+  by_name = lambda method: lambda theta, *args: method(
+      dict(zip(cell.param_names, theta, strict=True)), *args
+  )
+  two = hasattr(cell, 'operand')
+  return {
+      'update': by_name(cell.update),
+      'operand': by_name(cell.operand) if two else None,
+      'params': len(cell.param_names),
+  }
+
+
 def products(matrix, h):
   """[G, N, D, D], indexed [gate, head, row, sum], and [B, F] -> [G, B, F]."""
   _, heads, size, _ = matrix.shape
@@ -69,6 +82,22 @@ class Loop:
     return tuple(
         jnp.where(condition, x, y) for x, y in zip(chosen, other, strict=True)
     )
+
+  def before(self, flags, d_start, d_carry, zeros):
+    """Returns cotangents of the carry before a step, and of the restart."""
+    kept = self.choose(flags, step_flags.HOLD, d_carry, zeros)
+    if flags is not None:
+      d_start = tuple(map(jnp.add, d_start, kept))
+    lost = self.choose(flags, step_flags.RESET, d_start, zeros)
+    return self.choose(flags, step_flags.RESET, zeros, d_start), lost
+
+
+def bounded(call, d):
+  """Returns the cotangent that passes a recurrent kernel."""
+  if call.zero_not_finite:
+    d = jnp.where(jnp.isfinite(d), d, 0)
+  clip = call.recurrent_gradient_clip
+  return d if clip is None else jnp.clip(d, -clip, clip)
 
 
 def gates_of(x):
@@ -227,19 +256,13 @@ def backward_loop(
         products(matrix[i : i + 1], rounded(d_gates[i], plan.dtype))[0]
         for i in range(first, last)
     )
-    clip = plan.call.recurrent_gradient_clip
-    if plan.call.zero_not_finite:
-      d = jnp.where(jnp.isfinite(d), d, 0)
-    return d if clip is None else jnp.clip(d, -clip, clip)
+    return bounded(plan.call, d)
 
   def step(state, xs):
     d_carry, d_rows, d_restart = state
     x_t, gates, start, g, flags_t = xs
     row, gates = gates_of(x_t), gates_of(gates)
-    d_carry = (
-        *map(jnp.add, d_carry[: len(g)], g),
-        *d_carry[len(g) :],
-    )
+    d_carry = (*map(jnp.add, d_carry[: len(g)], g), *d_carry[len(g) :])
     d_new = loop.choose(flags_t, step_flags.HOLD, zeros, d_carry)
     _, pull = jax.vjp(plan.update, rows, row, gates, start)
     d_row_params, d_row, d_gates, d_start = pull(d_new)
@@ -254,11 +277,7 @@ def backward_loop(
           (*more[:2], (*more[2], jnp.zeros_like(d_gates[-1])), more[3]),
       )
     d_start = (d_start[0] + through(d_gates, 0, first), *d_start[1:])
-    kept = loop.choose(flags_t, step_flags.HOLD, d_carry, zeros)
-    if flags_t is not None:
-      d_start = tuple(map(jnp.add, d_start, kept))
-    lost = loop.choose(flags_t, step_flags.RESET, d_start, zeros)
-    d_start = loop.choose(flags_t, step_flags.RESET, zeros, d_start)
+    d_start, lost = loop.before(flags_t, d_start, d_carry, zeros)
     outs = jnp.stack(d_row, 1), jnp.stack(d_gates, 1)
     # A parameter's cotangent is a sum over the batch here; one row has it.
     d_rows = jax.tree.map(jnp.add, d_rows, d_row_params)

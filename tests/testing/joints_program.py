@@ -36,9 +36,8 @@ def check(case: Case) -> None:
   cell, operands = case.operands()
   plan = case.plan(cell, operands)
   joints = newton_path._Joints(newton_path._Windows(plan))
-  wanted = jax.jit(lambda operands: scan_loop.carries(plan.steps, operands))(
-      operands
-  )
+  by_scan = lambda operands: scan_loop.carries(plan.steps, operands)
+  wanted = jax.jit(by_scan)(operands)
   axes = operands._replace(
       x=1,
       carry=jax.tree.map(lambda _: 0, operands.carry),
@@ -49,13 +48,8 @@ def check(case: Case) -> None:
           if getattr(operands, name) is not None
       },
   )
-  place = lambda x, axis: jax.device_put(
-      x,
-      NamedSharding(
-          mesh,
-          P(*(None,) * axis, 'data') if isinstance(axis, int) else P(),
-      ),
-  )
+  spec = lambda axis: P(*(None,) * axis, 'data') if axis != '' else P()
+  place = lambda x, axis: jax.device_put(x, NamedSharding(mesh, spec(axis)))
   operands = jax.tree.map(
       place,
       operands,

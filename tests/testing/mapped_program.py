@@ -7,6 +7,7 @@ Its arguments are cases, each LAYER:WAY. Each prints a line once
 import functools
 import sys
 
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 
 import rnnzoo
 from tests.testing import reference
+from tests.testing import several_devices
 
 DEVICES = 8
 ROWS, BATCH, TIME, IN = 4, 2, 11, 3
@@ -91,8 +93,7 @@ def cases(name):
 
 
 def main(names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   jax.config.update('jax_enable_x64', True)
   mesh = jax.make_mesh((4, 2), ('a', 'b'))
   find = functools.cache(cases)
@@ -113,8 +114,7 @@ def main(names):
       want = run('scan', whole, function)[0]
     else:
       want = run('scan', whole)
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-      np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-10)
+    chex.assert_trees_all_close(got, want, rtol=1e-7, atol=1e-10)
     print(f'{name} is the same on {DEVICES} devices')
 
 

@@ -1,4 +1,7 @@
-"""Layers whose parameters are all random: zero biases hide mistakes."""
+"""Layers whose parameters are all random: zero biases hide mistakes.
+
+And layers, of arrays or of types, as functions of their parameters.
+"""
 
 from flax import nnx
 import jax
@@ -6,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
+from rnnzoo import models
 
 
 def make(cls, *args, scale=0.4, seed=0, **options):
@@ -24,6 +28,35 @@ def make(cls, *args, scale=0.4, seed=0, **options):
       for variable, value in zip(part.learned_carry, carry, strict=True):
         variable.set_value(value)
   return layer
+
+
+def pure(layer, method='__call__'):
+  """Returns (state, *args, **options) -> results of a method, and the state."""
+  graphdef, state = nnx.split(layer)
+
+  def call(state, *args, **options):
+    return getattr(nnx.merge(graphdef, state), method)(*args, **options)
+
+  return call, state
+
+
+def squares(layer, **given):
+  """Returns (state, x, **options) -> sum of y² in float32, and the state."""
+  call, state = pure(layer)
+
+  def loss(state, x, **options):
+    y = call(state, x, **given, **options)
+    return jnp.sum(y.astype(jnp.float32) ** 2)
+
+  return loss, state
+
+
+def seq2seq(encoder, features, decoder=rnnzoo.GRU, embedding=3, **options):
+  """Returns a translator of tokens 0 to 8 with an encoder of its own."""
+  rngs = nnx.Rngs(0)
+  given = {'num_source_tokens': 9, 'num_target_tokens': 9, 'rngs': rngs}
+  decoder = decoder(embedding + encoder.out_features, features, rngs=rngs)
+  return models.Seq2Seq(encoder, decoder, **given, **options)
 
 
 def carry(layer, *batch_shape, seed=1):

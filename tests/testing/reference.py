@@ -55,11 +55,12 @@ def unroll(
     reset,
     mask,
     seen=lambda x: x,
+    reverse=False,
 ):
   """Runs a cell over x_gates [B, T, G, F], from the first step to the last.
 
   `restart` is a carry; `reset` and `mask` are bool [B, T]; `seen` is as for
-  `step`.
+  `step`; `reverse` is to run from the last step to the first.
 
   Returns:
     The final carry and all carries, each [B, T, F].
@@ -78,14 +79,28 @@ def unroll(
     new = choose(mask_t, new, start)
     return new, new
 
+  if reverse:  # A boundary is between t-1 and t, whatever the direction.
+    reset = jnp.concatenate([reset[:, 1:], jnp.zeros_like(reset[:, :1])], 1)
   time_major = lambda x: jnp.moveaxis(x, 1, 0)
   xs = (
       tuple(time_major(x_gates[:, :, g]) for g in range(x_gates.shape[2])),
       time_major(reset),
       time_major(mask),
   )
-  final, carries = lax.scan(body, carry, xs)
+  final, carries = lax.scan(body, carry, xs, reverse=reverse)
   return final, tuple(jnp.moveaxis(c, 0, 1) for c in carries)
+
+
+def linear_scan(a, b, h0, reset=None, reverse=False):
+  """h' = a h + b over b [B, T, F], step by step; `a` is broadcast to b."""
+  time, a = b.shape[1], jnp.broadcast_to(a, b.shape)
+  h, steps = h0, {}
+  for t in reversed(range(time)) if reverse else range(time):
+    boundary = t + 1 if reverse else t
+    if reset is not None and boundary < time:
+      h = jnp.where(reset[:, boundary, None], 0, h)
+    steps[t] = h = a[:, t] * h + b[:, t]
+  return jnp.stack([steps[t] for t in range(time)], axis=1)
 
 
 @functools.partial(

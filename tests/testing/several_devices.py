@@ -19,6 +19,18 @@ def explicit_mesh(**sizes: int) -> jax.sharding.AbstractMesh:
   )
 
 
+def expect(count: int) -> None:
+  """Raises RuntimeError unless this process has so many devices."""
+  if jax.device_count() != count:
+    raise RuntimeError(f'Expected {count} devices, got {jax.devices()}.')
+
+
+def sharded(mesh, spec, shape, dtype='float32') -> jax.ShapeDtypeStruct:
+  """Returns the type of an array over a mesh."""
+  sharding = jax.sharding.NamedSharding(mesh, spec)
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
 def run(
     test: absltest.TestCase,
     name: str,

@@ -66,11 +66,7 @@ class Case:
     return cls(*name.split('-'))
 
   def problem(
-      self,
-      batch: int,
-      features: int = 4,
-      in_features: int = IN,
-      **options: Any,
+      self, batch: int, features: int = 4, in_features: int = IN, **options: Any
   ):
     """Returns parameters, data with a leading batch axis, and their loss."""
     options['implementation'] = WITH_SETTINGS.get(

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import re
 import sys
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -21,8 +22,11 @@ import numpy as np
 
 import rnnzoo
 from tests.testing import abstract_gpu
+from tests.testing import comparison
 from tests.testing import dense_loops
+from tests.testing import random_layers
 from tests.testing import reference
+from tests.testing import several_devices
 from tests.testing import sharded_cases
 from tests.testing import streaming_loops
 
@@ -30,15 +34,6 @@ DEVICES = 8
 OTHERS = re.compile(
     r' (all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\('
 )
-
-
-def same(got, expected, limit=4e-6):
-  """Fails unless ||got - expected|| / ||expected|| is within the limit."""
-  if got.dtype != jax.dtypes.float0:
-    error = np.linalg.norm(np.asarray(got) - expected)
-    np.testing.assert_array_less(
-        error, limit * np.linalg.norm(expected) + 1e-30
-    )
 
 
 def compiled(loss, *args):
@@ -74,64 +69,72 @@ def same_results(case, got, want):
   # Either result is within 2e-6 of the exact one, see flax_modes_test. Dense
   # kernels multiply float32 in two bfloat16 parts, as 'scan' does not.
   limit = 1e-5 if case.is_kernel else 4e-6
-  jax.tree.map(functools.partial(same, limit=limit), got, want)
+  comparison.assert_near(got, want, limit)
+
+
+class Given(NamedTuple):
+  """What public functions take."""
+
+  a: Any
+  b: Any
+  h0: Any
+  reset: Any
+  kernel: Any
+  gates: Any
+  params: Any
 
 
 def functions(mesh):
   """Yields names and results of public functions, sharded and on one device."""
   rng = np.random.default_rng(0)
   draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-  a, b, h0 = draw(8, 5, 4), draw(8, 5, 4), draw(8, 4)
-  reset = rng.random((8, 5)) < 0.3
-  kernel, gates = draw(3, 1, 4, 4), draw(8, 5, 3, 4)
-  params = {'recurrent_bias': draw(4)}
+  given = Given(
+      *(draw(8, 5, 4), draw(8, 5, 4), draw(8, 4)),
+      rng.random((8, 5)) < 0.3,
+      *(draw(3, 1, 4, 4), draw(8, 5, 3, 4), {'recurrent_bias': draw(4)}),
+  )
   gru = rnnzoo.GRU(4, 4, rngs=nnx.Rngs(0))
   block = rnnzoo.SLSTMBlock(4, 4, rngs=nnx.Rngs(0))
 
-  def scan(a, b, h0, reset, kernel, gates, params):
-    del kernel, gates, params
-    return rnnzoo.linear_scan(a, b, h0, reset=reset)
+  def scan(given):
+    return rnnzoo.linear_scan(given.a, given.b, given.h0, reset=given.reset)
 
-  def unroll(a, b, h0, reset, kernel, gates, params):
-    del a, b
-    cell = rnnzoo.GRUCell()
-    return rnnzoo.unroll(cell, params, gates, kernel, (h0,), reset=reset)
+  def unroll(given):
+    arrays = given.params, given.gates, given.kernel, (given.h0,)
+    return rnnzoo.unroll(rnnzoo.GRUCell(), *arrays, reset=given.reset)
 
-  def several_axes(*given):
+  def several_axes(given):
     # Sharded along the second of two batch axes.
-    *given, kernel, gates, params = given
-    rows = [x[None] for x in (*given, gates)]
-    own = *rows[:4], kernel, rows[4], params
-    return scan(*own), unroll(*own)
+    shared = {'kernel': given.kernel, 'params': given.params}
+    own = jax.tree.map(lambda x: x[None], given)._replace(**shared)
+    return scan(own), unroll(own)
 
-  def two_axes(a, b, h0, reset, kernel, gates, params):
-    del b, h0, reset, kernel, gates, params
-    return gru(a.reshape(8, 1, 5, 4))
+  def two_axes(given):
+    return gru(given.a.reshape(8, 1, 5, 4))
 
-  def block_step(a, b, h0, reset, kernel, gates, params):
-    del b, kernel, gates, params
+  def block_step(given):
+    h0 = given.h0
     window = jax.numpy.stack([h0] * 3, axis=1)
     carry = (h0, h0, 1 + h0 * h0, h0, window)
-    return block.step(carry, a[:, 0], reset=reset[:, 0])
+    return block.step(carry, given.a[:, 0], reset=given.reset[:, 0])
 
-  def block_reversed(a, b, h0, reset, kernel, gates, params):
-    del b, h0, kernel, gates, params
-    two_axes = a.reshape(8, 1, 5, 4)
-    reset = reset.reshape(8, 1, 5)
+  def block_reversed(given):
+    two_axes = given.a.reshape(8, 1, 5, 4)
+    reset = given.reset.reshape(8, 1, 5)
     return block.unroll(two_axes, reset=reset, mask=~reset, reverse=True)
 
-  given = a, b, h0, reset
   over_batch = NamedSharding(mesh, P('data'))
-  spread = jax.device_put((a, b, h0, reset), over_batch)
+  names = 'a', 'b', 'h0', 'reset', 'gates'
+  spread = given._replace(
+      **{k: jax.device_put(getattr(given, k), over_batch) for k in names}
+  )
   over_features = NamedSharding(mesh, P(None, None, 'data'))
-  wide = tuple(np.tile(x, (1, 1, 2)) for x in (a, b))
+  wide = tuple(np.tile(x, (1, 1, 2)) for x in (given.a, given.b))
   for f in (scan, several_axes, two_axes, block_step, block_reversed):
-    rest = kernel, gates, params
-    own = kernel, jax.device_put(gates, over_batch), params
-    want = jax.jit(f)(*given, *rest)
-    yield f.__name__, jax.jit(f)(*spread, *own), want
+    want = jax.jit(f)(given)
+    yield f.__name__, jax.jit(f)(spread), want
     if f is scan:
-      yield f'{f.__name__} without jit', f(*spread, *own), want
+      yield f'{f.__name__} without jit', f(spread), want
   yield (
       'linear_scan over features',
       jax.jit(rnnzoo.linear_scan)(*jax.device_put(wide, over_features)),
@@ -140,12 +143,10 @@ def functions(mesh):
   # Time is gathered, with a warning.
   over_time = NamedSharding(mesh, P(None, 'data'))
   long = draw(2, 8, 4)
-  yield 'time', jax.jit(gru)(jax.device_put(long, over_time)), jax.jit(gru)(
-      long
-  )
+  found = jax.jit(gru)(jax.device_put(long, over_time))
+  yield 'time', found, jax.jit(gru)(long)
   # Parameters that are sharded as well, as fully sharded data parallelism has.
-  graphdef, state = nnx.split(rnnzoo.AGRU(4, 8, rngs=nnx.Rngs(0)))
-  loss = lambda state, x: (nnx.merge(graphdef, state)(x) ** 2).sum()
+  loss, state = random_layers.squares(rnnzoo.AGRU(4, 8, rngs=nnx.Rngs(0)))
   last = lambda x: NamedSharding(mesh, P(*[None] * (x.ndim - 1), 'data'))
   sharded = jax.tree.map(
       lambda x: jax.device_put(x, last(x)) if x.ndim else x, state
@@ -153,8 +154,8 @@ def functions(mesh):
   gradient = jax.grad(loss, (0, 1), allow_int=True)
   yield (
       'sharded parameters',
-      jax.jit(gradient)(sharded, spread[0]),
-      jax.jit(gradient)(state, a),
+      jax.jit(gradient)(sharded, spread.a),
+      jax.jit(gradient)(state, given.a),
   )
   if abstract_gpu.RUNS:
     short = rnnzoo.LSTM(
@@ -162,7 +163,7 @@ def functions(mesh):
     )
     slope = jax.jit(jax.grad(lambda x: (short(x) ** 2).astype('float32').sum()))
     with dense_loops.instead():
-      yield 'a kernel in bfloat16', slope(spread[0]), slope(a)
+      yield 'a kernel in bfloat16', slope(spread.a), slope(given.a)
 
 
 def stacks(mesh):
@@ -220,14 +221,8 @@ def stacks(mesh):
   )
   mixed = make([rnnzoo.MinGRU, rnnzoo.AGRU], norm='layer', residual=True)
   yield 'mixed', *results(mixed, reverse=True, time_major=True)
-  averages = rnnzoo.DenseStack(
-      rnnzoo.GRU,
-      *(4, 4),
-      num_layers=2,
-      norm='batch',
-      dropout_rate=0.5,
-      rngs=nnx.Rngs(0),
-  )
+  options = {'norm': 'batch', 'dropout_rate': 0.5, 'rngs': nnx.Rngs(0)}
+  averages = rnnzoo.DenseStack(rnnzoo.GRU, 4, 4, num_layers=2, **options)
   yield 'batch norm and dropout', *results(averages, trains=True)
   learned = make(rnnzoo.Elman, learn_initial_carry=True)
   yield 'slopes', *results(learned, time_major=True, slopes=True)
@@ -275,8 +270,7 @@ def stacks(mesh):
 
 
 def main(kind, names):
-  if jax.device_count() != DEVICES:
-    raise RuntimeError(f'Expected {DEVICES} devices, got {jax.devices()}.')
+  several_devices.expect(DEVICES)
   mesh = jax.make_mesh(
       (DEVICES,), ('data',), axis_types=(jax.sharding.AxisType[kind],)
   )
@@ -287,7 +281,7 @@ def main(kind, names):
       for function, got, want in globals()[name](mesh):
         # Three levels round more than one does.
         limit = 1e-5 if name == 'stacks' else 4e-6
-        jax.tree.map(functools.partial(same, limit=limit), got, want)
+        comparison.assert_near(got, want, limit)
         print(f'{function} is the same on {DEVICES} devices')
       continue
     case = sharded_cases.Case.named(name)

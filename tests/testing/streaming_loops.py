@@ -94,10 +94,7 @@ def _loop(static, theta, arrays, carry, restart, flags):
     return new, new
 
   last, carries = lax.scan(
-      step,
-      tuple(start),
-      (tuple(gates), flags.T),
-      reverse=static.call.reverse,
+      step, tuple(start), (tuple(gates), flags.T), reverse=static.call.reverse
   )
   last = jnp.pad(jnp.stack(last), ((0, 0), (0, 0), (0, padded - features)))
   return last, tuple(jnp.swapaxes(h, 0, 1 - axis) for h in carries)

@@ -147,10 +147,7 @@ def backward_loop(plan, inputs):
         )[0]
         for i, d in enumerate(d_gates)
     )
-    if plan.call.zero_not_finite:
-      d = jnp.where(jnp.isfinite(d), d, 0)
-    clip = plan.call.recurrent_gradient_clip
-    return d if clip is None else jnp.clip(d, -clip, clip)
+    return dense_loops.bounded(plan.call, d)
 
   def step(state, xs):
     d_carry, d_rows, d_restart = state
@@ -163,11 +160,7 @@ def backward_loop(plan, inputs):
     d_own, d_alone, d_gates, d_start = pull(d_new)
     d_row = plan.input_gates(d_alone, d_gates)
     d_start = (d_start[0] + through(d_gates), *d_start[1:])
-    kept = loop.choose(flags_t, step_flags.HOLD, d_carry, zeros)
-    if flags_t is not None:
-      d_start = tuple(map(jnp.add, d_start, kept))
-    lost = loop.choose(flags_t, step_flags.RESET, d_start, zeros)
-    d_start = loop.choose(flags_t, step_flags.RESET, zeros, d_start)
+    d_start, lost = loop.before(flags_t, d_start, d_carry, zeros)
     # A parameter's cotangent is a sum over the batch here.
     d_rows = jax.tree.map(jnp.add, d_rows, d_own)
     d_restart = tuple(map(jnp.add, d_restart, lost))

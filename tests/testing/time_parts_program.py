@@ -26,6 +26,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo.engines.time import devices as time_devices
+from tests.testing import comparison
 from tests.testing import devices_program
 from tests.testing import random_layers
 from tests.testing import reference
@@ -59,29 +60,19 @@ def linear_scan(implementation, axis_name):
   reset = rng.random((B, T)) < 0.15
   reset[:, 6] = True
 
+  path = {'time_axis_name': axis_name, 'implementation': implementation}
+
   def loss(params, data):
     del params
     total = 0
     for reverse in (False, True):
       for own in (None, data['reset']):
-        h = rnnzoo.linear_scan(
-            data['a'],
-            data['b'],
-            data['h0'],
-            reset=own,
-            reverse=reverse,
-            time_axis_name=axis_name,
-            implementation=implementation,
-        )
+        options = {'reset': own, 'reverse': reverse, **path}
+        h = rnnzoo.linear_scan(data['a'], data['b'], data['h0'], **options)
         total += jnp.sum(jnp.sin(h))
     return total
 
-  specs = {
-      'a': OVER_TIME,
-      'b': OVER_TIME,
-      'h0': P('data'),
-      'reset': OVER_TIME,
-  }
+  specs = dict.fromkeys(('a', 'b', 'reset'), OVER_TIME) | {'h0': P('data')}
   return loss, {}, data | {'reset': reset}, specs
 
 
@@ -157,16 +148,12 @@ def infinities(implementation, axis_name):
       'reset': rng.random(size[:2]) < 0.1,
       'weights': rng.random(size).astype(np.float32),
   }
-  made = rnnzoo.MinGRU(
-      F,
-      F,
-      # With this bias it forgets at once.
-      bias_init=lambda key, shape, dtype=None: jnp.full(shape, 60.0, dtype),
-      implementation=implementation,
-      time_axis_name=axis_name,
-      rngs=nnx.Rngs(0),
-  )
-  graphdef, state = nnx.split(made)
+  path = {'time_axis_name': axis_name, 'implementation': implementation}
+  scan = functools.partial(rnnzoo.linear_scan, **path)
+  # With this bias it forgets at once.
+  path['bias_init'] = nnx.initializers.constant(60.0)
+  made = rnnzoo.MinGRU(F, F, rngs=nnx.Rngs(0), **path)
+  call, state = random_layers.pure(made)
 
   def loss(params, data):
     del params
@@ -177,22 +164,11 @@ def infinities(implementation, axis_name):
     # Parts that remember and whose product underflows, that forget, and both.
     owns = 2.0**-12 * a, 2.0**-80 * a, mixed
     for own, reverse, flags in in_turn(owns, (False, True), (None, reset)):
-      h = rnnzoo.linear_scan(
-          own,
-          b,
-          h0,
-          reset=flags,
-          reverse=reverse,
-          time_axis_name=axis_name,
-          implementation=implementation,
-      )
+      h = scan(own, b, h0, reset=flags, reverse=reverse)
       total += _of_kinds(h, weights)
-    zeros = jnp.where(weights < 0.05, 0, mixed)
-    h = rnnzoo.linear_scan(
-        zeros, b, h0, time_axis_name=axis_name, implementation=implementation
-    )
+    h = scan(jnp.where(weights < 0.05, 0, mixed), b, h0)
     total += _of_kinds(h, weights)
-    y = nnx.merge(graphdef, state)(b, reset=reset)
+    y = call(state, b, reset=reset)
     return total + _of_kinds(y, weights)
 
   specs = dict.fromkeys(('a', 'b', 'reset', 'weights'), OVER_TIME)
@@ -215,7 +191,7 @@ def layer(name, implementation, axis_name):
       implementation=implementation,
       time_axis_name=axis_name,
   )
-  graphdef, params = nnx.split(made)
+  unroll, params = random_layers.pure(made, 'unroll')
   rng = np.random.default_rng(4)
   carry = jax.tree.map(
       lambda c: draw(*c.shape, seed=2), made.initial_carry((B,))
@@ -229,7 +205,6 @@ def layer(name, implementation, axis_name):
   }
 
   def loss(params, data):
-    model = nnx.merge(graphdef, params)
     calls = (
         {},
         {'reset': data['reset'], 'mask': data['mask']},
@@ -242,20 +217,16 @@ def layer(name, implementation, axis_name):
     )
     total = 0
     for call in calls:
-      last, y = model.unroll(data['x'], **call)
+      last, y = unroll(params, data['x'], **call)
       total += jnp.sum(jnp.sin(y))
       parts = 1 if axis_name is None else MESH[1]
       # Every device of the time axis has the final carry.
       total += sum(jnp.sum(c**2) for c in jax.tree.leaves(last)) / parts
     return total
 
-  specs = {
-      'x': OVER_TIME,
-      'carry': jax.tree.map(lambda _: P('data'), carry),
-      'reset': OVER_TIME,
-      'mask': OVER_TIME,
-      'lengths': P('data'),
-  }
+  specs = dict.fromkeys(('x', 'reset', 'mask'), OVER_TIME)
+  specs['carry'] = jax.tree.map(lambda _: P('data'), carry)
+  specs['lengths'] = P('data')
   return loss, params, data, specs
 
 
@@ -297,12 +268,7 @@ def run(name: str) -> None:
     program = value(loss).lower(*spread).compile()
   got = program(*spread)
 
-  def same(got, want):
-    if got.dtype != jax.dtypes.float0:
-      error = np.linalg.norm(np.asarray(got) - want)
-      np.testing.assert_array_less(error, 4e-6 * np.linalg.norm(want) + 1e-30)
-
-  jax.tree.map(same, got, want)
+  comparison.assert_near(got, want, 4e-6)
   if way != 'auto':
     sent = devices_program.collectives(program.as_text())
     if forgets:  # A second run has an exchange of its own.

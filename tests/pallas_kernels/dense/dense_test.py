@@ -11,6 +11,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -196,10 +197,10 @@ class BidirectionalTest(parameterized.TestCase):
     def run(implementation):
       for level in layer.forward, layer.backward:
         level.implementation = implementation
-      graphdef, state = nnx.split(layer)
+      unroll, state = random_layers.pure(layer, 'unroll')
 
       def loss(state, x):
-        results = nnx.merge(graphdef, state).unroll(x, **call)
+        results = unroll(state, x, **call)
         return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(results))
 
       return jax.jit(jax.value_and_grad(loss, (0, 1)))(state, x)
@@ -207,9 +208,7 @@ class BidirectionalTest(parameterized.TestCase):
     with dense_loops.imitated(self) as called:
       got = run('pallas')
       self.assertEqual([kernel.call_count for kernel in called], [1, 1])
-      want = run('scan')
-      for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        self.assertLess(comparison.relative_error(x, y), 1e-5)
+      comparison.assert_near(got, run('scan'), 1e-5)
 
   @parameterized.parameters('subclass', 'options')
   def test_layers_that_differ_run_apart(self, differs):
@@ -313,19 +312,14 @@ class UnrollTest(parameterized.TestCase):
 
     def run(implementation):
       def loss(params, x_gates, kernel, carry, restart):
-        final, carries = rnnzoo.unroll_carries(
-            cell,
-            params,
-            x_gates,
-            kernel,
-            carry,
+        outputs = rnnzoo.unroll_carries(
+            *(cell, params, x_gates, kernel, carry),
             restart_carry=restart,
             reset=reset,
             mask=mask,
             implementation=implementation,
             **options,
         )
-        outputs = final, carries
         total = sum(
             jnp.sum(jnp.sin(i + y))
             for i, y in enumerate(jax.tree.leaves(outputs))
@@ -340,11 +334,8 @@ class UnrollTest(parameterized.TestCase):
       want = run('scan')
       # 'scan' rounds h to the dtype of the recurrent kernel.
       low = kernel_dtype == 'bfloat16'
-      for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        self.assertEqual(x.dtype, y.dtype)
-        self.assertEqual(x.shape, y.shape)
-        error = comparison.relative_error(x, y)
-        self.assertLess(error, 1e-2 if low else 3e-5)
+      chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+      comparison.assert_near(got, want, 1e-2 if low else 3e-5)
 
   @parameterized.parameters('Multiplying', 'Swapped', 'Doubling')
   @pytest.mark.slow
@@ -389,13 +380,8 @@ class SharedGatesTest(parameterized.TestCase):
     if not abstract_gpu.RUNS:
       return
     cell = CELLS[name]
-    by_name = lambda f: lambda theta, *args: f(
-        dict(zip(cell.param_names, theta, strict=True)), *args
-    )
     plan = plan_lib.Plan(
-        update=by_name(cell.update),
-        operand=by_name(cell.operand) if hasattr(cell, 'operand') else None,
-        params=len(cell.param_names),
+        **dense_loops.unpacked(cell),
         gates=cell.input_gates,
         recurrent=cell.recurrent_gates,
         states=len(cell.carry_names),

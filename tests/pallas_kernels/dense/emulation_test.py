@@ -11,7 +11,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import jax
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,36 +38,12 @@ CELLS = {
     'AGRU': rnnzoo.AGRUCell(),
 }
 
-# Cuts of a head.
+# Cuts of a head: the exchange, columns, units, sums and the cluster.
 CUTS = {
-    'four columns': {
-        'exchange': 'shared',
-        'columns': 4,
-        'units': 64,
-        'warpgroups': 2,
-    },
-    'shared': {
-        'exchange': 'shared',
-        'columns': 8,
-        'units': 64,
-        'warpgroups': 2,
-    },
-    'cluster': {
-        'exchange': 'cluster',
-        'columns': 8,
-        'units': 32,
-        'warpgroups': 2,
-        'sums': 4,
-        'cluster': 3,
-    },
-    'device': {
-        'exchange': 'device',
-        'columns': 8,
-        'units': 16,
-        'warpgroups': 2,
-        'sums': 4,
-        'cluster': 2,
-    },
+    'four columns': ('shared', 4, 64, 1, 1),
+    'shared': ('shared', 8, 64, 1, 1),
+    'cluster': ('cluster', 8, 32, 4, 3),
+    'device': ('device', 8, 16, 4, 2),
 }
 
 # More steps than an exchange has slots.
@@ -121,8 +97,7 @@ class EmulationTest(parameterized.TestCase):
     rng = np.random.default_rng(0)
 
     def draw(*shape, dtype=jnp.float32):
-      x = rng.standard_normal(shape).astype(np.float32)
-      return jnp.asarray(x).astype(dtype)
+      return jnp.asarray(rng.standard_normal(shape), dtype)
 
     gates, recurrent = cell.input_gates, cell.recurrent_gates
     states, names = len(cell.carry_names), cell.param_names
@@ -133,14 +108,8 @@ class EmulationTest(parameterized.TestCase):
     kernel = kernel.astype(dtype)
     carry, restart = (draw(states, batch, features) for _ in range(2))
     bits = rng.integers(0, 4, (levels, batch, time)) * flags
-    unpacked = lambda method: lambda theta, *args: method(
-        dict(zip(names, theta, strict=True)), *args
-    )
-    two = hasattr(cell, 'operand')
     recurrence = plan_lib.Recurrence(
-        update=unpacked(cell.update),
-        operand=unpacked(cell.operand) if two else None,
-        params=len(names),
+        **dense_loops.unpacked(cell),
         shape=(batch, time, levels, size),
         call=call_lib.Call(
             out_dtype=dtype,
@@ -153,23 +122,18 @@ class EmulationTest(parameterized.TestCase):
 
     def plan(**options):
       (piece,) = plan_lib.plan_pieces(
-          *(recurrence, x, kernel),
-          states=states,
-          flags=flags,
-          **options,
+          *(recurrence, x, kernel), states=states, flags=flags, **options
       )
       return piece.plan
 
-    columns = contextlib.nullcontext()
-    if again:
-      columns = mock.patch.object(tuning, '_columns', return_value=again)
+    columns = mock.patch.object(tuning, '_columns', return_value=again)
     with (
         mock.patch.object(tuning, '_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_FORWARD_DIRECT_UNITS', 72),
         mock.patch.object(tuning, '_DIRECT_REGISTERS', REGISTERS),
         mock.patch.object(tuning, '_DIRECT_TEAMS', teams),
         mock.patch.object(tuning, '_AGAIN_COLUMNS', 0 if again else 99),
-        columns,
+        columns if again else contextlib.nullcontext(),
     ):
       run, pull = plan(save=True), plan(adjoint=True)
     self.assertEqual(pull.again, again > 0)
@@ -188,9 +152,8 @@ class EmulationTest(parameterized.TestCase):
       object.__setattr__(pull, 'config', config)
     packed = None
     if flags:
-      packed = kernel_call.prepare_flags(
-          jnp.asarray(bits, jnp.int32), run.shape
-      )
+      bits = jnp.asarray(bits, jnp.int32)
+      packed = kernel_call.prepare_flags(bits, run.shape)
     theta = draw(max(1, len(names)), features)
     transposed = (jnp.swapaxes(kernel, -1, -2),)
     args = run, theta, x, transposed, carry, restart, packed
@@ -228,11 +191,8 @@ class EmulationTest(parameterized.TestCase):
 
   def compare(self, got, want, dtype):
     tolerance = 2.0 ** (-8 if dtype == jnp.bfloat16 else -10)
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-      self.assertEqual(x.shape, y.shape)
-      self.assertEqual(x.dtype, y.dtype)
-      x, y = (np.asarray(v, np.float32) for v in (x, y))
-      self.assertLess(comparison.relative_error(x, y), tolerance)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+    comparison.assert_near(got, want, tolerance)
 
   @parameterized.parameters(
       # Five CTAs, of which a team has four; the last warps have no block.
@@ -270,7 +230,9 @@ class EmulationTest(parameterized.TestCase):
   def check_cut(self, cell, batch, size, name, **options):
     """`check` with one of `CUTS`."""
     if abstract_gpu.RUNS:
-      config = cut.Config(stages=6, **CUTS[name])
+      names = 'exchange', 'columns', 'units', 'sums', 'cluster'
+      fields = dict(zip(names, CUTS[name], strict=True))
+      config = cut.Config(warpgroups=2, **fields)
       self.check(cell, batch, size, config=config, **options)
 
   @parameterized.parameters(

@@ -9,7 +9,6 @@ import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -20,6 +19,7 @@ from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import paths
 from tests.testing import abstract_gpu
 from tests.testing import comparison
+from tests.testing import random_layers
 
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 LAUNCH = re.compile(r'custom_call @mosaic_gpu')
@@ -75,10 +75,7 @@ def named():
 class DenseLoweringTest(parameterized.TestCase):
 
   def lowers(self, f, *args, kernels=2):
-    self.assertEqual(self.launches(f, *args), kernels)
-
-  def launches(self, f, *args):
-    return len(LAUNCH.findall(abstract_gpu.lower(f, *args)))
+    self.assertLen(LAUNCH.findall(abstract_gpu.lower(f, *args)), kernels)
 
   @parameterized.named_parameters(*named())
   @pytest.mark.slow
@@ -99,15 +96,10 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gradient_of_small_heads(self, kind, options, features, kernels):
+    half = functools.partial(case, rnnzoo.LSTM, options, dtype='bfloat16')
     for x64, rows in ((False, (16, 256)), (True, (9, 904))):
-      f, args = comparison.abstract_gradient(
-          case(
-              *(rnnzoo.LSTM, options),
-              dtype='bfloat16',
-              sizes=(*rows, features),
-              reset=True,
-          )
-      )
+      given = half(sizes=(*rows, features), reset=True)
+      f, args = comparison.abstract_gradient(given)
       with jax.enable_x64(x64), abstract_gpu.device(self, kind):
         self.lowers(f, *args, kernels=kernels)
 
@@ -115,12 +107,9 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gradient_of_few_or_odd_rows(self, batch, time):
+    options = {'dtype': 'bfloat16', 'sizes': (batch, time, 128)}
     f, args = comparison.abstract_gradient(
-        case(
-            *(rnnzoo.LSTM, heads(2)),
-            dtype='bfloat16',
-            sizes=(batch, time, 128),
-        )
+        case(rnnzoo.LSTM, heads(2), **options)
     )
     with abstract_gpu.device(self, H200):
       self.lowers(f, *args)
@@ -129,17 +118,14 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_gradient_of_small_heads_under_a_mesh(self, kind):
-    sizes = (32, 256, 128)
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, heads(2), dtype='bfloat16', sizes=sizes)
-    )
+    options = {'dtype': 'bfloat16', 'sizes': (32, 256, 128)}
+    given = case(rnnzoo.LSTM, heads(2), **options)
+    f, args = comparison.abstract_gradient(given)
+    over_batch, rows = next(comparison.mapped_gradients(given))
     with abstract_gpu.device(self, H200):
       with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
         self.lowers(f, *args, kernels=3)
-      state, x, *rest = args
-      many = aval((3, *x.shape), x.dtype)
-      over_batch = jax.vmap(f, (None, 0, *[None] * len(rest)))
-      self.lowers(over_batch, state, many, *rest, kernels=3)
+      self.lowers(over_batch, *rows, kernels=3)
 
   @pytest.mark.slow
   def test_in_pieces(self):
@@ -210,22 +196,11 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_both_directions(self, name, features):
-    layer = nnx.eval_shape(
-        lambda: rnnzoo.Bidirectional(
-            rnnzoo.LAYERS[name],
-            3,
-            features,
-            dtype='bfloat16',
-            implementation='pallas',
-            rngs=nnx.Rngs(0),
-        )
-    )
-    graphdef, state = nnx.split(layer)
-
-    def loss(state, x, reset):
-      y = nnx.merge(graphdef, state)(x, reset=reset)
-      return jnp.sum(y.astype(jnp.float32) ** 2)
-
+    both = functools.partial(rnnzoo.Bidirectional, rnnzoo.LAYERS[name])
+    given = case(both, sizes=(9, 5, features), in_features=3)
+    options = {'dtype': 'bfloat16', 'implementation': 'pallas'}
+    call, state = random_layers.squares(comparison.abstract(given, **options))
+    loss = lambda state, x, reset: call(state, x, reset=reset)
     args = state, aval((9, 5, 3), jnp.float32), aval((9, 5), bool)
     with abstract_gpu.device(self, H200):
       self.lowers(jax.grad(loss), *args)
@@ -236,33 +211,19 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_vmap(self, layer, features):
-    f, args = comparison.abstract_gradient(
-        case(layer, dtype='bfloat16', sizes=(2, 3, features), reset=True)
-    )
-    state, x, *rest = args
-    many = lambda tree: jax.tree.map(
-        lambda v: aval((3, *v.shape), v.dtype), tree
-    )
+    options = {'dtype': 'bfloat16', 'sizes': (2, 3, features), 'reset': True}
     with abstract_gpu.device(self, H200):
-      over_batch = jax.vmap(f, (None, 0, None, None, None))
-      self.lowers(over_batch, state, many(x), *rest)
-      over_parameters = jax.vmap(f, (0, None, None, None, None))
-      self.lowers(over_parameters, many(state), x, *rest)
+      for f, args in comparison.mapped_gradients(case(layer, **options)):
+        self.lowers(f, *args)
 
   @parameterized.parameters(('SLSTM', 32), ('AGRU', 768))
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_checkpoint(self, name, features):
-    make = lambda: rnnzoo.LAYERS[name](
-        4, features, implementation='pallas', rngs=nnx.Rngs(0)
-    )
-    graphdef, state = nnx.split(nnx.eval_shape(make))
-
-    @jax.checkpoint
-    def layer(state, x):
-      return nnx.merge(graphdef, state)(x)
-
-    loss = lambda state, x: jnp.sum(layer(state, x) ** 2)
+    given = case(rnnzoo.LAYERS[name], sizes=(2, 13, features))
+    made = comparison.abstract(given, implementation='pallas')
+    call, state = random_layers.pure(made)
+    loss = lambda state, x: jnp.sum(jax.checkpoint(call)(state, x) ** 2)
     with abstract_gpu.device(self, B200):
       # The forward pass without the arrays of the adjoint, and with them.
       x = aval((2, 13, 4), jnp.float32)
@@ -288,18 +249,11 @@ class DenseLoweringTest(parameterized.TestCase):
   @pytest.mark.few(2)
   def test_shard_map(self, name, features, flags, check_vma):
     mesh = abstract_gpu.mesh(H200)
-    make = lambda: rnnzoo.LAYERS[name](
-        4,
-        features,
-        learn_initial_carry=True,
-        implementation='pallas',
-        rngs=nnx.Rngs(0),
-    )
-    graphdef, state = nnx.split(nnx.eval_shape(make))
+    given = case(rnnzoo.LAYERS[name], sizes=(4, 13, features))
+    options = {'learn_initial_carry': True, 'implementation': 'pallas'}
+    call, state = random_layers.pure(comparison.abstract(given, **options))
     sharded = jax.shard_map(
-        lambda state, x, reset: nnx.merge(graphdef, state)(
-            x, reset=reset if flags else None
-        ),
+        lambda state, x, reset: call(state, x, reset=reset if flags else None),
         mesh=mesh,
         in_specs=(P(), P('data'), P('data')),
         out_specs=P('data'),

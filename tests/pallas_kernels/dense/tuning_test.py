@@ -13,6 +13,7 @@ from pallas_kernels import call as call_lib
 from pallas_kernels import devices
 import rnnzoo
 from tests.testing import abstract_gpu
+from tests.testing import dense_loops
 
 if abstract_gpu.RUNS:
   from pallas_kernels.dense import cut
@@ -65,13 +66,8 @@ CELLS = {
 
 def plans(cell, dtype, batch, heads, size, *, cores=CORES, **options):
   """Returns the plans of a batch's pieces; options as for `plan_pieces`."""
-  unpacked = lambda method: lambda theta, *args: method(
-      dict(zip(cell.param_names, theta, strict=True)), *args
-  )
   recurrence = plan_lib.Recurrence(
-      update=unpacked(cell.update),
-      operand=unpacked(cell.operand) if hasattr(cell, 'operand') else None,
-      params=len(cell.param_names),
+      **dense_loops.unpacked(cell),
       shape=(batch, 10, heads, size),
       call=call_lib.Call(out_dtype=jnp.dtype(dtype)),
       target=devices.Target(cores, False, (10, 0)),

@@ -58,6 +58,11 @@ def double(f, *args):
     return jax.tree.map(np.asarray, f(*args))
 
 
+def primitives(f, *args):
+  """Returns the names of the primitives of a function."""
+  return [e.primitive.name for e in jax.make_jaxpr(f)(*args).eqns]
+
+
 def vjp(f, *args):
   """`jax.vjp` as kernels compute it; `pointwise.pull` applies the pullback."""
   return cells.legalize(lambda *args: jax.vjp(f, *args))(*args)
@@ -132,12 +137,8 @@ class FunctionsTest(parameterized.TestCase):
   def test_logistic_of_the_largest(self):
     x = np.array([200, -200, np.inf, -np.inf, 0], np.float32)
     pair = lambda x: (jax.nn.sigmoid(x), jax.nn.sigmoid(-x))
-    for y, want in zip(
-        cells.legalize(pair)(x),
-        ([1, 0, 1, 0, 0.5], [0, 1, 0, 1, 0.5]),
-        strict=True,
-    ):
-      np.testing.assert_allclose(y, want, atol=1e-29)
+    want = [1, 0, 1, 0, 0.5], [0, 1, 0, 1, 0.5]
+    np.testing.assert_allclose(cells.legalize(pair)(x), want, atol=1e-29)
     _, pullback = vjp(pair, x[:2])
     (d_x,) = cells.pull(pullback, (np.ones(2, 'f'), np.ones(2, 'f')))
     np.testing.assert_allclose(d_x, 0, atol=1e-29)
@@ -152,7 +153,7 @@ class FunctionsTest(parameterized.TestCase):
       legal = cells.legalize(f)
       check = functools.partial(close, rtol=EXPONENT)
       jax.tree.map(check, legal(x), double(f, x))
-      names = [e.primitive.name for e in jax.make_jaxpr(legal)(x).eqns]
+      names = primitives(legal, x)
       self.assertEqual(names.count('exp2'), 1)
       self.assertEqual(names.count('rsqrt'), 1)
 
@@ -211,19 +212,13 @@ class InTurnTest(absltest.TestCase):
       return *now, jnp.sqrt(later), *rest()
 
     x, y = jnp.linspace(0.1, 1, 5), jnp.linspace(0.2, 1.2, 5)
-    jaxpr = jax.make_jaxpr(function)(x, y).jaxpr
-    found = [eqn.primitive.name for eqn in jaxpr.eqns]
+    found = primitives(function, x, y)
     order = ['exp', 'tan', 'sin', 'cos', 'sqrt', 'log']
     self.assertEqual([name for name in found if name in order], order)
     slow = jnp.sin(jnp.tan(y)) + jnp.exp(x)
-    expected = (
-        jnp.cos(jnp.tan(y)) + slow,
-        jnp.sqrt(y),
-        jnp.log(jnp.tan(y)) * slow,
-        x,
-    )
-    for a, b in zip(function(x, y), expected, strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-6)
+    now, rest = jnp.cos(jnp.tan(y)) + slow, jnp.log(jnp.tan(y)) * slow
+    expected = now, jnp.sqrt(y), rest, x
+    np.testing.assert_allclose(function(x, y), expected, rtol=1e-6)
 
 
 class AccuracyTest(parameterized.TestCase):
@@ -255,17 +250,17 @@ class AccuracyTest(parameterized.TestCase):
     )
     x = both_signs(1e-3, 60)
     fast = cells.legalize(gates, FAST)
-    names = [e.primitive.name for e in jax.make_jaxpr(fast)(x, x).eqns]
+    names = primitives(fast, x, x)
     self.assertEqual(names.count('tanh'), 2)
     slow = {'exp', 'exp2', 'rsqrt', 'logistic'}
     self.assertEmpty(slow.intersection(names))
     near = cells.legalize(gates, NEAR)
-    names = [e.primitive.name for e in jax.make_jaxpr(near)(x, x).eqns]
+    names = primitives(near, x, x)
     self.assertEqual(names.count('exp2'), 2)
     self.assertNotIn('tanh', names)
     for f in fast, near:
-      for got, want in zip(f(x, x), double(gates, x, x), strict=True):
-        np.testing.assert_allclose(got, want, atol=1e-6)
+      want = double(gates, x, x)
+      np.testing.assert_allclose(f(x, x), want, atol=1e-6)
 
   @parameterized.parameters(FAST, NEAR, RECIPROCAL)
   @UNTAKEN_MAY_OVERFLOW
@@ -280,12 +275,11 @@ class AccuracyTest(parameterized.TestCase):
     f = lambda x: (2 / x, x / 3, x**-2, jax.nn.sigmoid(x))
     x = both_signs(1e-3, 60)
     made = cells.legalize(f, RECIPROCAL)
-    names = [e.primitive.name for e in jax.make_jaxpr(made)(x).eqns]
+    names = primitives(made, x)
     # One for the quotient and the power, one for the logistic function.
     self.assertEqual(names.count('div'), 2)
     self.assertNotIn('rsqrt', names)
-    for got, want in zip(made(x), double(f, x), strict=True):
-      np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(made(x), double(f, x), rtol=1e-5)
 
 
 class ValueNumbersTest(parameterized.TestCase):

@@ -25,9 +25,11 @@ import pytest
 
 import rnnzoo
 from rnnzoo.engines import selection
+from tests.engines import linear_scan_test
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import random_layers
+from tests.testing import reference
 
 if abstract_gpu.RUNS:
   from pallas_kernels import devices
@@ -91,27 +93,12 @@ class LayersTest(comparison.ComparisonTestCase):
 
 
 def adjoint(a, b, h0, reset, reverse, g):
-  """h, and the gradients of sum(g h) by a, b and h0: loops in float64."""
-  a, b, h0, g = (np.asarray(x, np.float64) for x in (a, b, h0, g))
-  time = a.shape[1]
-  before, h = np.zeros_like(b), np.zeros_like(b)
-  # reset[t] is the boundary between t-1 and t, whatever the direction.
-  boundary = np.roll(reset, -1, axis=1) if reverse else reset.copy()
-  if reverse:
-    boundary[:, -1] = False
-  keep = 1.0 - boundary[:, :, None]
-  order = range(time)[::-1] if reverse else range(time)
-  state = h0
-  for t in order:
-    before[:, t] = keep[:, t] * state
-    h[:, t] = state = a[:, t] * before[:, t] + b[:, t]
-  d_a, d_b = np.zeros_like(a), np.zeros_like(b)
-  d_state = np.zeros_like(h0)
-  for t in order[::-1]:
-    d_b[:, t] = d_state + g[:, t]
-    d_a[:, t] = d_b[:, t] * before[:, t]
-    d_state = keep[:, t] * a[:, t] * d_b[:, t]
-  return h, (d_a, d_b, d_state)
+  """h, and the gradients of sum(g h) by a, b and h0: a loop in float64."""
+  with jax.enable_x64(True):
+    a, b, h0, g = (jnp.asarray(x, jnp.float64) for x in (a, b, h0, g))
+    run = lambda *given: reference.linear_scan(*given, reset, reverse)
+    h, pull = jax.vjp(run, a, b, h0)
+    return h, pull(g)
 
 
 def draw(batch, time, features, with_reset, dtype=np.float32):
@@ -147,14 +134,8 @@ class LinearScanTest(parameterized.TestCase):
     a, b, h0, reset, g = draw(*sizes, with_reset, dtype)
 
     def loss(a, b, h0):
-      h = rnnzoo.linear_scan(
-          a,
-          b,
-          h0,
-          reset=reset if with_reset else None,
-          reverse=reverse,
-          implementation='pallas',
-      )
+      options = {'reset': reset if with_reset else None, 'reverse': reverse}
+      h = rnnzoo.linear_scan(a, b, h0, implementation='pallas', **options)
       return jnp.sum(g.astype(np.float32) * h), h
 
     grad = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
@@ -212,42 +193,15 @@ class LinearScanTest(parameterized.TestCase):
 
   _close = comparison.ComparisonTestCase._close
 
-  @parameterized.parameters(
-      (None, False),
-      ((2, 2, 2), True),
-      ((3, 1, 1), True),
-  )
+  @parameterized.parameters((None, False), ((2, 2, 2), True), ((3, 1, 1), True))
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_forgets_an_infinity(self, cut_as, reverse):
-    # By a reset in the first row, by a = 0 in the second.
-    a = np.ones((2, 6, 1), np.float32)
-    b = np.ones_like(a)
-    b[:, 4 if reverse else 1] = np.inf
-    reset = np.zeros((2, 6), bool)
-    reset[0, 3] = True
-    a[1, 2 if reverse else 3] = 0
-    after = np.arange(3)[::-1] if reverse else np.arange(3, 6)
-
-    def loss(a, b):
-      h = rnnzoo.linear_scan(
-          a, b, reset=reset, reverse=reverse, implementation='pallas'
-      )
-      return jnp.sum(h[:1, after]), h
-
     with abstract_gpu.interpreted(self), cut(*cut_as or ()):
-      grad = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
-      (d_a, d_b), h = grad(a, b)
-      h = np.asarray(h)
-      np.testing.assert_array_equal(h[:, after, 0], [[1, 2, 3]] * 2)
-      self.assertTrue(np.isfinite(d_a[0, after]).all())
-      self.assertTrue(np.isfinite(d_b).all())
+      check = linear_scan_test.check_forgets_an_infinity
+      check(self, 'pallas', reverse)
 
-  @parameterized.parameters(
-      (None, True),
-      ((4, 4, 2), False),
-      ((2, 2, 1), True),
-  )
+  @parameterized.parameters((None, True), ((4, 4, 2), False), ((2, 2, 1), True))
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_keeps_an_infinity_until_it_is_forgotten(self, cut_as, reverse):
@@ -276,36 +230,9 @@ class LinearScanTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_nothing_passes_a_reset(self, cut_as, reverse, poison):
-    # In the step right before it, as in linear_scan_test for the other paths.
-    a = np.full((1, 9, 1), 0.5, np.float32)
-    b = np.ones_like(a)
-    reset = np.zeros((1, 9), bool)
-    reset[0, 4] = True
-    after = np.arange(4) if reverse else np.arange(4, 9)
-    others = np.setdiff1d(np.arange(9), after)
-    bad = b.copy()
-    bad[0, 4 if reverse else 3] = poison
-
-    def scan(a, b, weights):
-      h, pull = jax.vjp(
-          lambda a, b: rnnzoo.linear_scan(
-              a, b, reset=reset, reverse=reverse, implementation='pallas'
-          ),
-          a,
-          b,
-      )
-      return h, *pull(weights)
-
-    weights = np.ones_like(a)
-    poisoned = weights.copy()
-    poisoned[0, after] = poison
     with abstract_gpu.interpreted(self), cut(*cut_as or ()):
-      scan = jax.jit(scan)
-      clean = scan(a, b, weights)
-      for got, want in zip(scan(a, bad, weights), clean, strict=True):
-        np.testing.assert_array_equal(got[0, after], want[0, after])
-      for got, want in zip(scan(a, b, poisoned), clean, strict=True):
-        np.testing.assert_array_equal(got[0, others], want[0, others])
+      check = linear_scan_test.check_nothing_passes_a_reset
+      check(self, 'pallas', reverse, poison, poisoned=(1,))
 
   @parameterized.parameters(((),), (CUTS[2],))
   @pytest.mark.slow
@@ -322,12 +249,8 @@ class LinearScanTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_low_precision_sums_in_float32(self):
-    # 1 + 1/256 is 1 in bfloat16: a sum in bfloat16 would stay at 1.
-    b = np.full((1, 257, 1), 2**-8, jnp.bfloat16)
-    b[:, 0] = 1
     with abstract_gpu.interpreted(self):
-      h = rnnzoo.linear_scan(np.ones_like(b), b, implementation='pallas')
-      self.assertEqual(float(h[0, -1, 0]), 2)
+      linear_scan_test.check_sums_in_float32(self, 'pallas')
 
   @pytest.mark.slow
   def test_mixed_dtypes(self):
@@ -437,12 +360,7 @@ class TransformationsTest(parameterized.TestCase):
   def close(self, run):
     """`run`, a function of the implementation, is the same by the loop."""
     with abstract_gpu.interpreted(self):
-      got = run('pallas')
-      jax.tree.map(
-          lambda x, y: self.assertLess(comparison.relative_error(x, y), 4e-6),
-          got,
-          run('scan'),
-      )
+      comparison.assert_near(run('pallas'), run('scan'), 4e-6)
 
   @parameterized.parameters('MinGRU', 'IndRNN')
   @pytest.mark.slow
@@ -453,13 +371,8 @@ class TransformationsTest(parameterized.TestCase):
 
     def run(implementation):
       layer = random_layers.make(name, 4, 8, implementation=implementation)
-      graphdef, state = nnx.split(layer)
-      reset = np.arange(7) % 5 == 3
-
-      def loss(state, x):
-        layer = nnx.merge(graphdef, state)
-        return jnp.sum(layer(x, reset=np.tile(reset, (2, 1))) ** 2)
-
+      reset = np.tile(np.arange(7) % 5 == 3, (2, 1))
+      loss, state = random_layers.squares(layer, reset=reset)
       many = jax.tree.map(lambda p: jnp.stack([0.5 * p, -p]), state)
       grad = jax.grad(loss, (0, 1))
 

@@ -10,7 +10,6 @@ import re
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -20,6 +19,7 @@ import pallas_kernels
 import rnnzoo
 from tests.testing import abstract_gpu
 from tests.testing import comparison
+from tests.testing import random_layers
 
 H200, B200 = 'NVIDIA H200', 'NVIDIA B200'
 KERNEL = re.compile(r'mosaic_gpu\w*')
@@ -125,15 +125,9 @@ class LoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_transformations(self, case):
-    f, (state, x, *rest) = comparison.abstract_gradient(case)
-    many = lambda tree: jax.tree.map(
-        lambda v: aval((3, *v.shape), v.dtype), tree
-    )
     with abstract_gpu.device(self, H200):
-      over_batch = jax.vmap(f, (None, 0, None, None, None))
-      self.lowers(over_batch, state, many(x), *rest)
-      over_parameters = jax.vmap(f, (0, None, None, None, None))
-      self.lowers(over_parameters, many(state), x, *rest)
+      for f, args in comparison.mapped_gradients(case):
+        self.lowers(f, *args)
 
   @parameterized.parameters((2, True), (64, False))
   @pytest.mark.slow
@@ -179,12 +173,12 @@ class LoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_shard_map(self, name, time, check_vma):
     mesh = abstract_gpu.mesh(H200)
-    make = lambda: rnnzoo.LAYERS[name](
-        4, 8, implementation='pallas', rngs=nnx.Rngs(0)
+    made = comparison.abstract(
+        case(rnnzoo.LAYERS[name]), implementation='pallas'
     )
-    graphdef, state = nnx.split(nnx.eval_shape(make))
+    call, state = random_layers.pure(made)
     sharded = jax.shard_map(
-        lambda state, x: nnx.merge(graphdef, state)(x),
+        call,
         mesh=mesh,
         in_specs=(P(), P('data')),
         out_specs=P('data'),

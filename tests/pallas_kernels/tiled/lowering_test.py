@@ -117,18 +117,15 @@ class TiledLoweringTest(parameterized.TestCase):
   @pytest.mark.slow
   @pytest.mark.few(2)
   def test_over_devices_and_vmap(self, names, sizes, in_features):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.LSTM, sizes=sizes, in_features=in_features)
-    )
-    state, x, *rest = args
-    many = jax.ShapeDtypeStruct((2, *x.shape), x.dtype)
+    given = case(rnnzoo.LSTM, sizes=sizes, in_features=in_features)
+    f, args = comparison.abstract_gradient(given)
+    over_batch, rows = next(comparison.mapped_gradients(given))
     with abstract_gpu.device(self, H200):
       for kind in ('Auto', 'Explicit'):
         with jax.sharding.use_abstract_mesh(abstract_gpu.mesh(H200, kind)):
           text = abstract_gpu.lower(f, *args)
           self.assertTrue(all(name in text for name in names))
-      over_batch = jax.vmap(f, (None, 0, None, None, None))
-      text = abstract_gpu.lower(over_batch, state, many, *rest)
+      text = abstract_gpu.lower(over_batch, *rows)
       self.assertEqual(text.count('custom_call @mosaic_gpu'), 2)
       self.assertTrue(all(name in text for name in names))
 

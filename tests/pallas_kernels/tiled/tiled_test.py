@@ -6,14 +6,12 @@ Plain loops take the place of the kernels, see tests/testing/tiled_loops.py.
 import dataclasses
 import functools
 import itertools
-import math
 import types
 from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +24,7 @@ from pallas_kernels import devices
 from pallas_kernels.tiled import choice
 from pallas_kernels.tiled import limits
 import rnnzoo
+from tests.engines import pallas_settings_test
 from tests.testing import abstract_gpu
 from tests.testing import comparison
 from tests.testing import dense_loops
@@ -48,7 +47,6 @@ SHARED_MEMORY = 227 * 1024
 case = functools.partial(
     comparison.Case, path='pallas', dtype='bfloat16', scale=0.1
 )
-heads = lambda n: {'num_heads': n}
 CASES = comparison.table(
     case,
     """
@@ -78,6 +76,14 @@ WIDE = comparison.table(
 def projected():
   """Kernels inside multiply W x of any number of rows, and all inputs."""
   return mock.patch.object(limits, 'ROWS_TO_PROJECT', 0)
+
+
+def drawn(given, param_dtype, dtype, scale=0.4):
+  """Returns a function with gradients, and random arguments, with resets."""
+  f, (state, x, *_) = comparison.abstract_gradient(given)
+  state = comparison.randomize(state, 0, param_dtype, scale)
+  reset = np.tile(np.arange(5) == 3, (given.batch, 1))
+  return f, (state, comparison.randomize(x, 1, dtype), reset, None, None)
 
 
 class LayersTest(comparison.ComparisonTestCase):
@@ -132,22 +138,9 @@ class LayersTest(comparison.ComparisonTestCase):
   # Sums of input gates and R h: float16 would add to the errors of float16.
   @parameterized.parameters(('bfloat16', 2), ('float16', 4))
   def test_bytes_that_are_kept(self, dtype, size):
-    def kept(path):
-      given = case(rnnzoo.LSTM, sizes=(3, 7, 64), path=path)
-      layer = comparison.abstract(given, implementation=path, dtype=dtype)
-      graphdef, state = nnx.split(layer)
-      x = jax.ShapeDtypeStruct((3, 7, given.in_features), dtype)
-
-      def run(*args):
-        y, pull = jax.vjp(lambda s, x: nnx.merge(graphdef, s)(x), *args)
-        pull(y)
-        return pull
-
-      pull = jax.eval_shape(run, state, x)
-      return sum(
-          math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(pull)
-      )
-
+    make = functools.partial(rnnzoo.LSTM, 4, 64, dtype=dtype)
+    x = jax.ShapeDtypeStruct((3, 7, 4), dtype)
+    kept = lambda path: pallas_settings_test.kept(make, path, x)
     if not abstract_gpu.RUNS:
       return
     with tiled_loops.imitated(self):
@@ -162,24 +155,12 @@ class LayersTest(comparison.ComparisonTestCase):
   @pytest.mark.slow
   @pytest.mark.few(1)
   def test_recurrent_gradient(self, **options):
-    f, args = comparison.abstract_gradient(
-        case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True)
-    )
-    scan, _ = comparison.abstract_gradient(
-        case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True, path='scan')
-    )
-    args = (
-        comparison.randomize(args[0], 0, np.float32),
-        comparison.randomize(args[1], 1, np.float32),
-        np.array([[False] * 3 + [True, False]] * 2),
-        None,
-        None,
-    )
+    given = case(rnnzoo.GRU, options, sizes=(2, 5, 64), reset=True)
+    by_scan = dataclasses.replace(given, path='scan')
+    f, args = drawn(given, np.float32, np.float32)
+    scan, _ = comparison.abstract_gradient(by_scan)
     with tiled_loops.imitated(self):
-      got = f(*args)
-      want = scan(*args)
-      for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        self.assertLess(comparison.relative_error(x, y), 2e-2)
+      comparison.assert_near(f(*args), scan(*args), 2e-2)
 
 
 class PaddingTest(comparison.ComparisonTestCase):
@@ -279,13 +260,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
   @pytest.mark.exhaustive
   def test_either_pass_may_have_few(self):
     given = case(rnnzoo.LSTM, sizes=(4, 5, 64), reset=True)
-    f, args = comparison.abstract_gradient(given)
-    reset = np.array([[False] * 3 + [True, False]] * 4)
-    args = (
-        comparison.randomize(args[0], 0, np.float32, 0.1),
-        comparison.randomize(args[1], 1, jnp.bfloat16),
-        *(reset, None, None),
-    )
+    f, args = drawn(given, np.float32, jnp.bfloat16, 0.1)
     results, of = [], op._of_few_rows
     for few in ((), (0,), (3,), (0, 3), (1, 2)):
       with tiled_loops.imitated(self), dense_loops.instead():
@@ -303,8 +278,7 @@ class FewRowsTest(comparison.ComparisonTestCase):
         ):
           results.append(f(*args))
     for other in results[1:]:
-      for x, y in zip(*map(jax.tree.leaves, (other, results[0])), strict=True):
-        self.assertLess(comparison.relative_error(x, y), 2e-2)
+      comparison.assert_near(other, results[0], 2e-2)
 
   @pytest.mark.slow
   def test_lowers_to_the_other_kernels(self):
@@ -338,6 +312,9 @@ class LimitsTest(parameterized.TestCase):
     kernel = jax.ShapeDtypeStruct((recurrent, heads, size, size), dtype)
     return choice.pay(target, kernel, **options)
 
+  # Before jax 0.11 there are no kernels.
+  __test__ = abstract_gpu.RUNS
+
   @parameterized.parameters(
       {'dtype': jnp.float16},
       {'rows': 80, 'size': 1152},
@@ -347,11 +324,7 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 4096, 'size': 130},
       # In parts.
       {'time': 2**10, 'rows': 2048},
-  )
-  def test_in_tiles(self, **options):
-    self.assertTrue(self.pays(**options))
-
-  @parameterized.parameters(
+      # On the chip.
       {'rows': 80, 'size': 768},
       {'rows': 192, 'size': 384},
       {'rows': 128, 'size': 1024, 'recurrent': 3},
@@ -360,9 +333,8 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 48, 'size': 1280},
       {'rows': 192, 'size': 768, 'target': devices.Target(114, False)},
   )
-  def test_in_tiles_on_chip(self, **options):
-    if abstract_gpu.RUNS:
-      self.assertTrue(self.pays(**options))
+  def test_in_tiles(self, **options):
+    self.assertTrue(self.pays(**options))
 
   @parameterized.parameters(
       {'rows': 17, 'size': 1088},
@@ -370,8 +342,6 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 24, 'size': 1536, 'recurrent': 3},
   )
   def test_low(self, **options):
-    if not abstract_gpu.RUNS:
-      return
     self.assertTrue(self.pays(**options))
     for other in (
         {'rows': 16},
@@ -391,12 +361,6 @@ class LimitsTest(parameterized.TestCase):
       {'rows': 256, 'size': 512, 'recurrent': 3, 'target': H20},
       # nor can either pass.
       {'rows': 96, 'size': 832, 'target': H20},
-  )
-  def test_not_in_tiles_off_chip(self, **options):
-    if abstract_gpu.RUNS:
-      self.assertFalse(self.pays(**options))
-
-  @parameterized.parameters(
       {'rows': 128, 'size': 768, 'states': 4},
       {'rows': 192, 'size': 512, 'recurrent': 1},
       {'rows': 64, 'size': 768},
@@ -457,15 +421,9 @@ class ConfigTest(parameterized.TestCase):
       adjoint=(False, True),
   )
   def test_fits(self, batch, size, adjoint):
+    facts = {'batch': batch, 'heads': 1, 'size': size, 'target': H200}
     for recurrent in (1, 3, 4):
-      config = tuning.choose(
-          batch=batch,
-          heads=1,
-          size=size,
-          recurrent=recurrent,
-          adjoint=adjoint,
-          target=H200,
-      )
+      config = tuning.choose(recurrent=recurrent, adjoint=adjoint, **facts)
       columns = config.units * (1 if adjoint else recurrent)
       stage = 2 * limits.DEPTH * (config.rows + columns)
       sums = 4 * config.sum_words
@@ -484,15 +442,9 @@ class ConfigTest(parameterized.TestCase):
 
   @parameterized.parameters((1024, 768, 4), (3072, 768, 3))
   def test_depth_of_a_projection_counts(self, batch, size, recurrent):
-    cut = lambda depth: tuning.choose(
-        batch=batch,
-        heads=1,
-        size=size,
-        recurrent=recurrent,
-        adjoint=False,
-        target=H200,
-        depth=depth,
-    )
+    facts = {'batch': batch, 'size': size, 'recurrent': recurrent}
+    facts |= {'heads': 1, 'adjoint': False, 'target': H200}
+    cut = lambda depth: tuning.choose(depth=depth, **facts)
     self.assertEqual(cut(0).warpgroups, 1)
     self.assertEqual((cut(size).warpgroups, cut(size).groups), (2, 2))
 
@@ -568,24 +520,21 @@ class ConfigTest(parameterized.TestCase):
       self.assertLess(used, SHARED_MEMORY)
       self.assertLessEqual(adjoint.sum_bytes, slot)
 
-  def test_low_cuts(self):
-    facts = {'heads': 1, 'size': 1536, 'recurrent': 4, 'target': H200}
-    taken = tuning.choose_team(batch=32, **facts)
-    want = on_chip.TeamConfig(units=64, stages=12, rows=32, held=4)
-    self.assertEqual(taken, want)
-    taken = tuning.choose_resident(batch=32, **facts)
-    want = on_chip.GateConfig(units=16, gates=4, stages=16, rows=32, held=4)
-    self.assertEqual(taken, want)
-
   def test_on_chip_cuts(self):
-    facts = {'heads': 1, 'size': 768, 'recurrent': 4, 'target': H200}
-    taken = tuning.choose_team(batch=256, **facts)
-    self.assertEqual(taken, on_chip.TeamConfig(units=112, stages=4))
-    taken = tuning.choose_resident(batch=128, **facts)
-    self.assertEqual(taken, on_chip.GateConfig(units=16, gates=4, stages=12))
-    for choose in (tuning.choose_team, tuning.choose_resident):
-      self.assertIsNone(choose(batch=2048, **facts))
-      self.assertIsNone(choose(batch=128, **(facts | {'heads': 2})))
+    gates, team = tuning.choose_resident, tuning.choose_team
+    low, forward = {'rows': 32, 'held': 4}, {'units': 16, 'gates': 4}
+    facts = {'heads': 1, 'recurrent': 4, 'target': H200}
+    for choose, batch, size, want in (
+        (team, 32, 1536, on_chip.TeamConfig(units=64, stages=12, **low)),
+        (gates, 32, 1536, on_chip.GateConfig(stages=16, **forward, **low)),
+        (team, 256, 768, on_chip.TeamConfig(units=112, stages=4)),
+        (gates, 128, 768, on_chip.GateConfig(stages=12, **forward)),
+        (team, 2048, 768, None),
+        (gates, 2048, 768, None),
+    ):
+      self.assertEqual(choose(batch=batch, size=size, **facts), want)
+    for choose in (gates, team):
+      self.assertIsNone(choose(batch=128, size=768, **(facts | {'heads': 2})))
 
   def test_no_tile(self):
     with self.assertRaisesRegex(NotImplementedError, 'multiple of 64 units'):
