@@ -178,7 +178,7 @@ def main() -> None:
       'command': 'python -m benchmarks.assemble',
       'date': datetime.date.today().isoformat(),
       'commit': timing.commit(),
-      'device': {'kind': 'none'},
+      'device': {'kind': 'compiled, not run'},
       'versions': {'jax': jax.__version__},
       'rows': [row for capability in DEVICES for row in of(capability)],
   }

@@ -183,9 +183,15 @@ rnnzoo/engines/choice.py tests/layers/errors_test.py
 rnnzoo/engines/platforms.py tests/engines/platforms_test.py
   - selection.warn_once(
   + selection.log_once(  @ NoGpu
-pallas_kernels/devices.py tests/layers/errors_test.py
-  - _MAJORS = (9, 10)
-  + _MAJORS = (8, 9, 10)  @ warns_once
+pallas_kernels/dense/tuning.py tests/pallas_kernels/capabilities_test.py
+  - candidate.cluster > target.largest_cluster
+  + candidate.cluster > 16  @ dense_plans
+pallas_kernels/streaming/tuning.py tests/pallas_kernels/capabilities_test.py
+  - or not target.has_tma
+  + or False  @ streaming_plans
+rnnzoo/engines/choice.py tests/engines/first_use_test.py
+  - reason or first_use.doubt(self.kind)
+  + reason  @ another_path
 rnnzoo/checks.py tests/fuzz_test.py
   - complexfloating) and not or_complex
   + bool_)  @ AllTest and functions

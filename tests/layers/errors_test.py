@@ -289,15 +289,15 @@ class ImplementationTest(parameterized.TestCase):
     with self.assertRaisesRegex(NotImplementedError, message):
       rnnzoo.linear_scan(x, x, implementation='pallas')
 
-  @parameterized.parameters('H100', 'A100', 'size')
+  @parameterized.parameters('H100', 'V100', 'size')
   @pytest.mark.slow
   def test_warns_once_where_a_gpu_has_no_kernel(self, why):
     selection.warn_once.cache_clear()
-    kind = 'A100' if why == 'A100' else 'H100'
+    kind = 'V100' if why == 'V100' else 'H100'
     device = types.SimpleNamespace(
         platform='gpu',
         device_kind=f'NVIDIA {kind}',
-        compute_capability='8.0' if why == 'A100' else '9.0',
+        compute_capability='7.0' if why == 'V100' else '9.0',
         core_count=132,
     )
     message = f"device here is 'NVIDIA {kind}'"

@@ -92,7 +92,7 @@ class StrictDtypesTest(parameterized.TestCase):
       rngs = nnx.Rngs(0) if trains else None
       layer = nnx.merge(graphdef, state)
       carry, y = layer.unroll(x, seq_lengths=jnp.array([1, 3]), rngs=rngs)
-      return layer.step(carry, y[:, -1])[1]
+      return layer.step(carry, y[:, -1, :FEATURES])[1]
 
     x = jnp.ones((BATCH, TIME, FEATURES))
     with jax.numpy_dtype_promotion('strict'):

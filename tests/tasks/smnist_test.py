@@ -271,7 +271,7 @@ class SequentialMnistTest(parameterized.TestCase):
         np.testing.assert_array_equal(found, want)
         self.assertEqual(found.dtype, np.uint8)
       # image_inputs_test.py has other wrong ones.
-      with self.assertRaisesRegex(ValueError, 'from 0 to 16.*from 0 to 1; np'):
+      with self.assertRaisesRegex(ValueError, 'from 0 to 16.*np.round'):
         restored.check_inputs(want / 16)
 
   def test_scalings(self):
@@ -314,7 +314,6 @@ class SequentialMnistTest(parameterized.TestCase):
       ({'features': 0}, 'features must be an integer from 1'),
       ({'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
       ({'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
-      ({'options': {'GRU': {'kernel_scale': float('nan')}}}, 'finite'),
       ({'dtype': '>f2'}, 'is no dtype'),
       ({'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
       ({'implementation': 'cuda'}, 'implementation'),

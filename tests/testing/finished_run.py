@@ -52,6 +52,7 @@ def write(
       'experiment': experiment,
       'dataset': dataset,
       'diverged': [],
+      'higher_is_better': True,
       'test': {name: {} for name in next(iter(tests), {'loss': 0})},
       'seeds': results,
       **more,

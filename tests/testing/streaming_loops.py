@@ -24,7 +24,7 @@ if abstract_gpu.RUNS:
 @contextlib.contextmanager
 def instead() -> Iterator[None]:
   """Runs recurrences by these loops, as if there were an H200."""
-  target = devices.Target(cores=132, interpret=False, wgmma=False)
+  target = devices.Target(132, False, (10, 0))
   loops = {'_forward': forward, '_backward': backward}
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.object(devices, 'current', lambda: target))
