@@ -186,8 +186,9 @@ def _capability(device: Any) -> Capability:
 
 def _unsupported(kind: str) -> str:
   return (
-      'GPU kernels need an NVIDIA GPU of compute capability 8.0 (A100) or'
-      f' newer, and the device here is {kind!r}.'
+      'GPU kernels need an NVIDIA GPU of compute capability'
+      f' {", ".join(f"{x}.{y}" for x, y in _SHARED)}, and the device here is'
+      f' {kind!r}.'
   )
 
 

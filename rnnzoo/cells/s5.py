@@ -88,7 +88,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
   eigenbasis, Δ log-uniform. Eigenvalues come in conjugate pairs, of which h has
   one each. The paper's network is near to
   `rnnzoo.Stack(functools.partial(rnnzoo.S5, gated=True), ..., norm='batch',
-  residual=True)`.
+  norm_first=True, residual=True)`.
 
   >>> import jax.numpy as jnp, rnnzoo
   >>> from flax import nnx

@@ -147,7 +147,11 @@ def _answers(device: str) -> dict[str, str]:
 def _ask() -> dict[str, str]:
   """Runs this program; returns its answers, or why it has none."""
   # The device's memory is this process's already, but for a quarter.
-  environment = {**os.environ, 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
+  environment = {
+      **os.environ,
+      'XLA_PYTHON_CLIENT_PREALLOCATE': 'false',
+      'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
+  }
   command = [sys.executable, '-m', 'rnnzoo.engines.first_use']
   try:
     done = subprocess.run(

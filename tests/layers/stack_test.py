@@ -112,6 +112,7 @@ class StackTest(parameterized.TestCase):
       {'cls': rnnzoo.DenseStack, 'norm': 'layer'},
       {'norm': 'batch', 'num_layers': 1},
       {'norm': 'layer', 'residual': True},
+      {'norm': 'batch', 'residual': True, 'norm_first': True},
   )
   @pytest.mark.few(2)
   @pytest.mark.slow
@@ -134,7 +135,7 @@ class StackTest(parameterized.TestCase):
   @parameterized.parameters(
       (rnnzoo.Stack, True, {'norm': 'layer', 'residual': True}),
       (rnnzoo.DenseStack, True, {'norm': 'layer'}),
-      (rnnzoo.Stack, False, {}),
+      (rnnzoo.Stack, False, {'norm': 'batch', 'norm_first': True}),
       (rnnzoo.DenseStack, False, {}),
   )
   @pytest.mark.slow
@@ -304,6 +305,16 @@ class NormTest(parameterized.TestCase):
     mean, var = self.statistics(stack)
     np.testing.assert_allclose(mean, 0.1 * h.mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(var, 0.9 + 0.1 * h.var(0), rtol=1e-4)
+
+  def test_first(self):
+    stack = fresh(num_layers=2, norm='layer', norm_first=True, residual=True)
+    lowest, second = stack.layers
+    first, last = stack.norms
+    below = lowest(x)
+    want = last(second(first(below)) + below)
+    np.testing.assert_allclose(stack(x), want, rtol=1e-5, atol=1e-5)
+    with self.assertRaisesRegex(ValueError, "norm='layer' would work"):
+      fresh(norm_first=True)
 
   @parameterized.parameters(0.5, np.float32(0.75))
   def test_momentum_of_running_averages(self, momentum):

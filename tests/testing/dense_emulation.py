@@ -243,7 +243,7 @@ def _until_published(read: Callable[[], np.ndarray], size: int):
     time.sleep(0.001)
 
 
-def poll(places, size, seen=None):
+def poll(places, size, seen=None, in_pairs=True):
   assert seen is None
   words = []
   for ref, offset, *others in places:

@@ -240,7 +240,7 @@ def imitated(test, on_chip: bool = True):
     with test.assertRaisesRegex(NotImplementedError, 'need jax >= 0.11'):
       yield []
     return
-  target = devices.Target(132, False, True)
+  target = devices.Target(132, False)
   with contextlib.ExitStack() as stack:
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(devices, 'current', lambda: target)

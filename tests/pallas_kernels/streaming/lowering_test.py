@@ -231,7 +231,7 @@ class OtherDevicesTest(parameterized.TestCase):
     with abstract_gpu.device(self, kind):
       if not abstract_gpu.RUNS:
         jax.eval_shape(f, *args)
-      message = f"compute capability 8.0 .*'{kind}'.*'scan' runs everywhere"
+      message = f"compute capability 8.0, .*'{kind}'.*'scan' runs everywhere"
       with self.assertRaisesRegex(NotImplementedError, message):
         jax.eval_shape(f, *args)
 
