@@ -310,7 +310,7 @@ class NormTest(parameterized.TestCase):
     stack = fresh(num_layers=2, norm='layer', norm_first=True, residual=True)
     lowest, second = stack.layers
     first, last = stack.norms
-    below = lowest(x)
+    below = lowest(x) + x  # As large as the output.
     want = last(second(first(below)) + below)
     np.testing.assert_allclose(stack(x), want, rtol=1e-5, atol=1e-5)
     with self.assertRaisesRegex(ValueError, "norm='layer' would work"):
