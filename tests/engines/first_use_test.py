@@ -26,7 +26,7 @@ def process(stdout='', **options):
   )
 
 
-class FirstUseTest(parameterized.TestCase):
+class UntriedTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -39,6 +39,9 @@ class FirstUseTest(parameterized.TestCase):
     ):
       self.enter_context(patch)
     self.warnings = first_use.selection.warn_once
+
+
+class FirstUseTest(UntriedTest):
 
   def test_answers_are_kept(self):
     with process('a line\n' + json.dumps({'wrong': RIGHT})):
@@ -59,6 +62,11 @@ class FirstUseTest(parameterized.TestCase):
       for kind in RIGHT:
         self.assertRegex(first_use.doubt(kind), reason)
     self.assertEmpty(os.listdir(self.folder))  # The next process asks again.
+
+
+class KernelsTest(UntriedTest):
+
+  __test__ = abstract_gpu.RUNS
 
   def test_another_path_runs(self):
     layer = rnnzoo.MinGRU(3, 4, rngs=nnx.Rngs(0))
