@@ -121,7 +121,7 @@ class Operand:
           jnp.int32,
           where=flag(at < words),
       )
-    if cta.config.cluster > 1:
+    if cta.config.cluster > 1 or cta.config.exchange == 'cluster':
       sync.make_signals(self.signals, (1, 1, 1), flag(cta.thread.index == 0))
 
   def _slot(self, step):

@@ -162,6 +162,8 @@ def choose(
   for candidate in _candidates(shape, kind, target):
     if candidate.cluster > target.largest_cluster:
       continue
+    if candidate.exchange == 'cluster' and target.largest_cluster == 1:
+      continue
     candidate = dataclasses.replace(candidate, capability=target.capability)
     # Fewer stages leave room for two CTAs on a multiprocessor.
     crowded = kind.again and shape.ctas(candidate) > target.cores

@@ -27,7 +27,7 @@ from pallas_kernels import api
 from pallas_kernels import devices
 from rnnzoo.engines import selection
 
-# Seconds for all comparisons; on an H200 they take a minute.
+# Seconds for all comparisons.
 _LIMIT = 600
 
 # Largest ||kernel - scan|| / ||scan||, in bfloat16 and float32.
@@ -104,7 +104,7 @@ def doubt(kind: str) -> str:
     return ''
   reason = (
       f'on {device} the GPU kernels for {kind} recurrences failed a comparison'
-      f" with 'scan', which runs in their place: {found}. Please report what"
+      f' with lax.scan, so another path runs: {found}. Please report what'
       ' python -m rnnzoo.engines.first_use prints.'
   )
   selection.warn_once(reason)
@@ -124,8 +124,7 @@ def _answers(device: str) -> dict[str, str]:
     pass
   selection.warn_once(
       f'nobody has run the GPU kernels on {device} yet, so a process compares'
-      " them with 'scan' once, which takes a minute; the answer goes to"
-      f' {path}.'
+      f' them with lax.scan once; the answer goes to {path}.'
   )
   found = _ask()
   if 'process' in found:
