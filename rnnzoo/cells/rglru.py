@@ -94,19 +94,26 @@ class Gates(nnx.Module):
 
   def __call__(self, x: Array) -> cell.Gates:
     wide = promotion.wide(x.dtype)
+    (gates, x), bias = self.without_bias(x)
+    gates = gates.astype(wide)
+    if bias is not None:
+      gates += bias[:2].astype(wide)
+    return gates[..., 0, :], gates[..., 1, :], x.astype(wide)
+
+  def without_bias(self, x: Array) -> tuple[tuple[Array, Array], Array | None]:
+    """Returns arrays [..., 2, F] and [..., F], and the bias [3, F] or None."""
     if self.inputs is not None:
       kernel = self.inputs[...].astype(x.dtype)
+      wide = promotion.wide(x.dtype)
       x = products.contract('...i,if->...f', x, kernel, wide).astype(x.dtype)
     kernel = self.kernel[...].astype(x.dtype)
     heads = x.reshape(*x.shape[:-1], *kernel.shape[1:3])
-    gates = [
-        products.contract('...nd,nde->...ne', heads, w, x.dtype) for w in kernel
-    ]
-    gates = [gate.reshape(x.shape).astype(wide) for gate in gates]
-    if self.bias is not None:
-      bias = self.bias[...].astype(wide)
-      gates = [gate + b for gate, b in zip(gates, bias, strict=True)]
-    return *gates, x.astype(wide)
+    gates = products.contract('...nd,gnde->...gne', heads, kernel, x.dtype)
+    gates = gates.reshape(*x.shape[:-1], 2, x.shape[-1])
+    bias = (
+        None if self.bias is None else jnp.pad(self.bias[...], [(0, 1), (0, 0)])
+    )
+    return (gates, x), bias
 
 
 class _Options(

@@ -51,12 +51,13 @@ class KernelInputs(NamedTuple):
   """A projection as `pallas_kernels.recurrence` takes it.
 
   Attributes:
-    x: input gates, or inputs that `input_kernel` multiplies.
+    x: input gates, in one array or several, or inputs that `input_kernel`
+      multiplies.
     input_kernel: W, [G, I, F], or None.
     bias: [G, F] or None.
   """
 
-  x: Array
+  x: Array | tuple[Array, ...]
   input_kernel: Array | None
   bias: Array | None
 

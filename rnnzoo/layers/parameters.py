@@ -1,6 +1,7 @@
 """Parameters of a layer with a cell: checked, and as the engines take them."""
 
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any
 
 from flax import nnx
@@ -20,6 +21,31 @@ from rnnzoo.layers import sequence_layer
 
 Array = jax.Array
 Carry = cell_lib.Carry
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped(call_lib.Projection):
+  """The gates of an `input_map`, whose parameters are the weights.
+
+  Attributes:
+    graphdef: the static part of the module, which has `without_bias`.
+    size: F.
+  """
+
+  graphdef: Any
+  size: int
+
+  def __call__(self, weights, x):
+    gates = nnx.merge(self.graphdef, weights)(x)
+    return tuple(gate.astype(x.dtype) for gate in gates)
+
+  def features(self, weights, x):
+    del weights, x
+    return self.size
+
+  def for_kernels(self, weights, x):
+    arrays, bias = nnx.merge(self.graphdef, weights).without_bias(x)
+    return call_lib.KernelInputs(arrays, None, bias)
 
 
 class _StateFeatures:
@@ -162,6 +188,9 @@ class CellParameters(sequence_layer.SequenceLayer):
     """
     if self.input_map is None:
       return call_lib.Dense(), self._weights(), x
+    if hasattr(self.input_map, 'without_bias'):
+      graphdef, weights = nnx.split(self.input_map)
+      return Mapped(graphdef, self.state_features), weights, x
     gates = [gate.astype(self._dtype(x)) for gate in self._mapped(x)]
     return call_lib.Given(), (), jnp.stack(gates, axis=-2)
 
