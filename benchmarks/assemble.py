@@ -25,6 +25,7 @@ import jax  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
+from benchmarks import sources  # noqa: E402
 from rnnzoo import LAYERS  # noqa: E402
 from rnnzoo.benchmark import timing  # noqa: E402
 
@@ -178,6 +179,7 @@ def main() -> None:
       'command': 'python -m benchmarks.assemble',
       'date': datetime.date.today().isoformat(),
       'commit': timing.commit(),
+      'sources': sources.digest(),
       'device': {'kind': 'compiled, not run'},
       'versions': {'jax': jax.__version__},
       'rows': [row for capability in DEVICES for row in of(capability)],

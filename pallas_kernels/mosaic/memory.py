@@ -288,37 +288,42 @@ def fetch_wait(pending: int) -> None:
   ptx.emit(f'cp.async.wait_group {pending};', {}, {})
 
 
-# Pairs of float32, as complex arrays hold them: some rows of one feature.
+# Some rows of a warp's 32 features. Complex arrays hold pairs of float32.
 
 
 def copy_rows(
-    ref: Ref, place: Array, source: Ref, offset: Array, rows: 'Rows'
+    ref: Ref, place: Array, source: Ref, offset: Array, rows: 'Rows', row: Array
 ) -> None:
   """Starts copying rows from device memory to shared memory.
 
   Args:
     ref: an array in shared memory.
-    place: the place of the first row in bytes.
+    place: the place in bytes of this lane's first part of a row.
     source: an array in device memory.
-    offset: the place of the first row in elements.
-    rows: the rows. Even lanes copy two elements of 16 bits.
+    offset: the place of that part in elements.
+    rows: the rows.
+    row: int32, the row of that part; next is the row `rows.together` later.
   """
-  size, lanes = max(rows.dtype.itemsize, 4), ''
+  size, together = rows.chunk, rows.together
+  cache = 'cg' if size == 16 else 'ca'
   code = gmem_address(rows.dtype.itemsize) + (
-      ' .reg .u32 s, t, n; .reg .pred p, q; add.u32 s, %base_s, %place;'
+      ' .reg .u32 s, t, u, n; .reg .pred p, q;'
+      ' add.u32 s, %base_s, %place; add.s32 u, %first, %row;'
   )
-  if rows.dtype.itemsize == 2:
-    code += ' and.b32 n, %place, 2; setp.eq.u32 q, n, 0;'
-    lanes = '@q '
-  for i in range(rows.count):
+  for i in range(0, rows.count, together):
+    lanes = ''
+    if i + together > rows.count:
+      code += f' setp.lt.u32 q, %row, {rows.count - i};'
+      lanes = '@q '
     code += (
-        f' add.s32 t, %first, {i}; setp.lt.u32 p, t, %end;'
-        f' selp.b32 n, %size, 0, p; {lanes}cp.async.ca.shared.global'
-        f' [s+{i * rows.shared}], [a], {size}, n; add.u64 a, a, {rows.stride};'
+        f' add.s32 t, u, {i}; setp.lt.u32 p, t, %end;'
+        f' selp.b32 n, %size, 0, p; {lanes}cp.async.{cache}.shared.global'
+        f' [s+{i * rows.shared}], [a], {size}, n;'
+        f' add.u64 a, a, {together * rows.stride};'
     )
   operands = {'base': source, 'offset': offset, 'base_s': ref, 'place': place}
   bounds = {'first': rows.first, 'end': rows.end, 'size': rows.inside * size}
-  ptx.emit('{' + code + '}', {}, operands | bounds)
+  ptx.emit('{' + code + '}', {}, operands | bounds | {'row': row})
 
 
 def load_rows(ref: Ref, place: Array, rows: 'Rows') -> list[tuple[Array, ...]]:
@@ -380,7 +385,7 @@ def sync_warp() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Consecutive steps of one feature.
+  """Consecutive steps of a thread's features.
 
   Attributes:
     count: number of rows.
@@ -391,6 +396,7 @@ class Rows:
     dtype: dtype of the array: complex64, float32, or one of 16 bits.
     stride: bytes from row to row in device memory.
     shared: the same in shared memory.
+    chunk: bytes that a thread copies at once.
   """
 
   count: int
@@ -400,6 +406,12 @@ class Rows:
   dtype: Any
   stride: int
   shared: int
+  chunk: int = 0
+
+  @property
+  def together(self) -> int:
+    """Number of rows that a warp copies at once."""
+    return self.chunk // self.dtype.itemsize
 
   def names(self, i: int) -> tuple[str, ...]:
     """Returns names of the numbers of a row, as operands."""

@@ -1,14 +1,13 @@
-"""Blocks that each thread copies for itself, where TMA cannot or is not there.
+"""Blocks that threads copy, where TMA cannot or is not there.
 
 TMA knows no pairs of float32, complex arrays, and came with compute capability
-9.0. Here a thread copies the numbers of its own feature: one element a step,
-asynchronously, into its own places in shared memory. So no thread waits for
-another one, and steps beyond an array are zeros. The smallest copy has four
-bytes: the even lanes copy two numbers of 16 bits, and warps wait for their
-lanes. Results go from registers to device memory.
+9.0. Here a warp copies the rows of its own 32 features asynchronously, 16 bytes
+a lane, and waits for no other warp; steps beyond an array are zeros. Results go
+from registers to device memory.
 """
 
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax
@@ -22,50 +21,77 @@ Array = jax.Array
 Ref = Any
 
 
-class _Feature:
-  """This thread's feature in arrays [B, T, F], [B, T, g, F] or [T, B, ...].
+class _Places:
+  """Places of a tile in arrays [B, T, F], [B, T, g, F] or [T, B, ...].
 
   Args:
     walk: walk over time.
   """
 
   def __init__(self, walk: blocks.Walk):
-    self._walk, layout = walk, walk.layout
-    self._lane = ptx.thread()
-    self._feature = self._lane + walk.features.start
-    self._inside = (self._feature < layout.features).astype(jnp.int32)
+    self._walk, self._lane = walk, ptx.thread()
 
   def rows(
       self, stream: blocks.Stream, array: Ref, first: Array
   ) -> tuple[Array, memory.Rows]:
-    """Returns the element of a block's first row, and the block's rows.
+    """Returns the element of this thread in a block's first row, and the rows.
 
     Args:
       stream: a stream.
       array: the array that holds it, in device memory.
       first: time of the first row.
     """
+    return self._rows(stream, array, first, self._lane, 0)
+
+  def place(self, slot, stream: blocks.Stream) -> Array:
+    """Returns the byte of this thread's first element in a slot of a ring."""
+    return self._place(slot, stream, self._lane, 0)
+
+  def copy(
+      self, slot, ring: Ref, stream: blocks.Stream, array: Ref, first: Array
+  ) -> None:
+    """Starts copying a block into a slot of a ring; a warp copies its features.
+
+    Args:
+      slot: the slot.
+      ring: the ring, in shared memory.
+      stream: a stream.
+      array: the array that holds it, in device memory.
+      first: time of the first row.
+    """
+    size = stream.dtype.itemsize
+    chunk = math.gcd(16, self._walk.layout.features * size)
+    # Lanes in order: along a row of the warp's 32 features, then the next row.
+    lanes, lane = 32 * size // chunk, self._lane & 31
+    row = lane // lanes
+    feature = (self._lane - lane) + (lane & (lanes - 1)) * (chunk // size)
+    element, rows = self._rows(stream, array, first, feature, row, chunk)
+    place = self._place(slot, stream, feature, row)
+    memory.copy_rows(ring, place, array, element, rows, row)
+
+  def _rows(self, stream, array, first, lane, row, chunk=0):
     walk, layout = self._walk, self._walk.layout
     gate = 0 if stream.gate is None else stream.gate
     width = layout.features * (1 if stream.gate is None else array.shape[2])
     stride = width * (layout.batch if layout.time_major else 1)
     between = width * (1 if layout.time_major else layout.time)
-    element = first * stride + self._feature + gate * layout.features
+    feature = lane + walk.features.start
+    element = (first + row) * stride + feature + gate * layout.features
     element += walk.batch * between
     return element, memory.Rows(
         count=walk.config.rows,
         first=first,
         end=layout.time,
-        inside=self._inside,
+        inside=(feature < layout.features).astype(jnp.int32),
         dtype=stream.dtype,
         stride=stream.dtype.itemsize * stride,
         shared=stream.dtype.itemsize * blocks.LANES,
+        chunk=chunk,
     )
 
-  def place(self, slot, stream: blocks.Stream) -> Array:
-    """Returns the byte of this thread's first element in a slot of a ring."""
-    rows = slot * self._walk.config.rows
-    return (rows * blocks.LANES + self._lane) * stream.dtype.itemsize
+  def _place(self, slot, stream, lane, row) -> Array:
+    rows = slot * self._walk.config.rows + row
+    return (rows * blocks.LANES + lane) * stream.dtype.itemsize
 
 
 class Inputs(blocks.Inputs):
@@ -87,22 +113,17 @@ class Inputs(blocks.Inputs):
       rings: Sequence[Ref],
   ):
     super().__init__(walk, streams, arrays, rings, None)
-    self._feature = _Feature(walk)
-    self._in_twos = any(stream.dtype.itemsize == 2 for stream in streams)
+    self._places = _Places(walk)
 
   def _copy(self, wave):
     slot = self.walk.slot(wave, self.stages)
     for stream, ring in zip(self.streams, self.rings, strict=True):
       first = self.walk.start(wave) + stream.shift
-      array = self.arrays[stream.array]
-      element, rows = self._feature.rows(stream, array, first)
-      place = self._feature.place(slot, stream)
-      memory.copy_rows(ring, place, array, element, rows)
+      self._places.copy(slot, ring, stream, self.arrays[stream.array], first)
     memory.fetch_commit()
 
   def refill(self, wave):
-    if self._in_twos:
-      memory.sync_warp()
+    memory.sync_warp()
     # Copies beyond the last wave copy nothing, and keep `wait` in step.
     self._copy(wave + self.stages)
 
@@ -110,18 +131,15 @@ class Inputs(blocks.Inputs):
     del wave
     # In order: of the waves on their way, only these may still be missing.
     memory.fetch_wait(self.stages - 1 - self.walk.config.ahead)
-    if self._in_twos:
-      memory.sync_warp()
+    memory.sync_warp()
 
   def rows(self, wave) -> list[tuple[Array, ...]]:
     walk = self.walk
     slot, first = walk.slot(wave, self.stages), walk.start(wave)
     found: list[list[Array]] = [[] for _ in range(walk.config.rows)]
     for stream, ring in zip(self.streams, self.rings, strict=True):
-      array, place = self.arrays[stream.array], self._feature.place(
-          slot, stream
-      )
-      _, rows = self._feature.rows(stream, array, first)
+      place = self._places.place(slot, stream)
+      _, rows = self._places.rows(stream, self.arrays[stream.array], first)
       read = memory.load_rows(ring, place, rows)
       for i, values in enumerate(found):
         numbers = read[walk.row(i)]
@@ -143,14 +161,14 @@ class Outputs(blocks.Outputs):
 
   def __init__(self, walk, streams, arrays, rings):
     super().__init__(walk, streams, arrays, rings)
-    self._feature = _Feature(walk)
+    self._places = _Places(walk)
 
   def write(self, wave, rows):
     in_memory = [rows[self.walk.row(i)] for i in range(len(rows))]
     number = 0
     for stream in self.streams:
       array = self.arrays[stream.array]
-      element, place = self._feature.rows(stream, array, self.walk.start(wave))
+      element, place = self._places.rows(stream, array, self.walk.start(wave))
       written = [row[number : number + stream.numbers] for row in in_memory]
       if stream.conjugate and stream.is_complex:
         written = [(re, -1.0 * im) for re, im in written]
