@@ -38,8 +38,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Pixels from 0 to 1: 'minmax' leaves them so, 'standard' takes the training
   # set's mean away and divides by its deviation, 'symmetric' is 2 (x - .5).
   data.scaling = 'minmax'
-  # How an image is read: 'row', 'pixel' or 'permuted' (pixels in a fixed random
-  # order).
+  # How an image is read: 'row', 'pixel', 'permuted' (pixels in a fixed random
+  # order) or 'bit_reversed' (pixels in the order that S4 and S5 call permuted).
   data.sequence = 'row'
   # Chooses the order for 'permuted':
   # np.random.RandomState(permutation_seed).permutation(number of pixels).

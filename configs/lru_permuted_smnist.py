@@ -16,7 +16,7 @@ from configs import lru_pixel_smnist
 
 def get_config() -> ml_collections.ConfigDict:
   config = lru_pixel_smnist.get_config()
-  config.data.sequence = 'permuted'
+  config.data.sequence = 'bit_reversed'
   config.model.features = 128
   config.model.dropout_rate = 0.15
   return config

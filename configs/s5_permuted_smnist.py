@@ -16,7 +16,7 @@ from configs import s5_pixel_smnist
 
 def get_config() -> ml_collections.ConfigDict:
   config = s5_pixel_smnist.get_config()
-  config.data.sequence = 'permuted'
+  config.data.sequence = 'bit_reversed'
   config.model.features = 128
   config.model.dropout_rate = 0.15
   config.model.options.S5.num_blocks = 2

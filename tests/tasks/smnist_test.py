@@ -220,6 +220,10 @@ class SequentialMnistTest(parameterized.TestCase):
     np.testing.assert_array_equal(pixels[1, :, 0], np.arange(12, 24))
     permuted = smnist.to_sequences(images, 'permuted', 5)
     np.testing.assert_array_equal(permuted[0, :, 0], smnist.permutation(12, 5))
+    reversed_ = smnist.to_sequences(images, 'bit_reversed', 0)
+    np.testing.assert_array_equal(
+        reversed_[0, :, 0], [0, 8, 4, 2, 10, 6, 1, 9, 5, 3, 11, 7]
+    )
 
   def test_splits_hold_every_image_once(self):
     config = digits_config()

@@ -1,11 +1,13 @@
 """Sequential MNIST: which digit is it, when the image comes piece by piece?
 
-Three readings of an image of height x width pixels (28 x 28 for MNIST):
+Four readings of an image of height x width pixels (28 x 28 for MNIST):
 
   row       T = height steps of width features;
   pixel     T = height * width steps of one pixel, row after row;
   permuted  these pixels in one fixed random order, which takes the nearby
-            structure away: everything that helps is far apart in time.
+            structure away: everything that helps is far apart in time;
+  bit_reversed  these pixels in the order of their indices' reversed bits, which
+            S4 and S5 call permuted: pixels far apart in time are neighbours.
 
 References:
   Le, Jaitly, Hinton, A simple way to initialize recurrent networks of rectified
@@ -31,7 +33,7 @@ from rnnzoo.tasks import protocol
 from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import mnist
 
-SEQUENCES = ('row', 'pixel', 'permuted')
+SEQUENCES = ('row', 'pixel', 'permuted', 'bit_reversed')
 SCALINGS = ('minmax', 'standard', 'symmetric')
 # Sequences whose steps are rows. The others' steps are pixels.
 ROWS = ('row', 'noise_padded')
@@ -241,6 +243,13 @@ def permutation(num_pixels: int, seed: int) -> np.ndarray:
   return np.random.RandomState(seed).permutation(num_pixels)
 
 
+def bit_reversal(num_pixels: int) -> np.ndarray:
+  """Returns the indices of pixels, ordered by their reversed bits."""
+  bits = (num_pixels - 1).bit_length()
+  order = [int(f'{i:0{bits}b}'[::-1], 2) for i in range(2**bits)]
+  return np.array([i for i in order if i < num_pixels])
+
+
 def to_sequences(
     images: np.ndarray, sequence: str, permutation_seed: int
 ) -> np.ndarray:
@@ -251,4 +260,6 @@ def to_sequences(
   pixels = images.reshape(count, height * width, -1)
   if sequence == 'permuted':
     pixels = pixels[:, permutation(pixels.shape[1], permutation_seed)]
+  elif sequence == 'bit_reversed':
+    pixels = pixels[:, bit_reversal(pixels.shape[1])]
   return pixels
