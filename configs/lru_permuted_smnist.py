@@ -3,8 +3,8 @@
 Source: Orvieto et al., 2023; see configs/lru_pixel_smnist.py.
 
 Published: nothing.
-Measured: not yet. With a dropout of .3 and gradients clipped to a norm of 1 it
-was 0.9685 (1 seed, H200, commit 1801276).
+Measured: 0.9736 (1 seed, H200, commit 404ada3). With angles to 2 π and neither
+smoothing nor as much decay it was 0.9685.
 
   python train.py --config=configs/lru_permuted_smnist.py
 """
@@ -16,7 +16,11 @@ from configs import lru_pixel_smnist
 
 def get_config() -> ml_collections.ConfigDict:
   config = lru_pixel_smnist.get_config()
-  config.data.sequence = 'bit_reversed'
+  config.data.sequence = 'permuted'
+  config.num_epochs = 60
   config.model.features = 128
-  config.model.dropout_rate = 0.15
+  config.model.dropout_rate = 0.3
+  config.model.label_smoothing = 0.1
+  config.model.options.LRU.max_phase = 0.31
+  config.optimizer.weight_decay = 0.05
   return config
