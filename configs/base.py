@@ -160,6 +160,10 @@ def get_config() -> ml_collections.ConfigDict:
   # Training ends when the learning rate is below this after an epoch, warm-up
   # apart; 0 for never.
   optimizer.stop_rate = 0.0
+  # The mean of the parameters of all later steps is validated and kept, once
+  # the validation loss is above that of an epoch at least so long ago, as in
+  # NT-ASGD; 0 for never.
+  optimizer.average_patience = 0
 
   stopping = config.early_stopping = ml_collections.ConfigDict()
   # Epochs in a row without improvement that end the training; 0 for never.

@@ -4,5 +4,12 @@ from rnnzoo.models.language import LanguageModel
 from rnnzoo.models.seq2seq import Seq2Seq
 from rnnzoo.models.sequence import SequenceClassifier
 from rnnzoo.models.sequence import SequenceModel
+from rnnzoo.models.tied_language import TiedLanguageModel
 
-__all__ = ('LanguageModel', 'Seq2Seq', 'SequenceClassifier', 'SequenceModel')
+__all__ = (
+    'LanguageModel',
+    'Seq2Seq',
+    'SequenceClassifier',
+    'SequenceModel',
+    'TiedLanguageModel',
+)

@@ -52,6 +52,7 @@ from rnnzoo.tasks.synthetic import adding
 from rnnzoo.tasks.synthetic import copying
 from rnnzoo.tasks.synthetic import state_tracking
 from rnnzoo.tasks.text import language
+from rnnzoo.tasks.text import text_stream
 from rnnzoo.tasks.text import translation
 
 __all__ = (
@@ -86,6 +87,7 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
             'smnist': smnist.SequentialMnist,
             'state_tracking': state_tracking.StateTracking,
             'text': language.Text,
+            'text_stream': text_stream.TextStream,
             'time_series': time_series.TimeSeries,
             'translation': translation.Translation,
         }

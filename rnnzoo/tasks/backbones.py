@@ -171,6 +171,7 @@ def build_language_model(
     model: ml_collections.ConfigDict,
     num_tokens: int,
     rngs: nnx.Rngs,
+    make: Callable[..., models.LanguageModel] = models.LanguageModel,
     **options: Any,
 ) -> models.LanguageModel:
   """Returns a language model whose blocks have the layer of `config.model`.
@@ -180,7 +181,8 @@ def build_language_model(
       block.
     num_tokens: the number of tokens in the vocabulary.
     rngs: the source of parameters.
-    **options: more arguments of `models.LanguageModel`.
+    make: the model's class, or a function with its arguments.
+    **options: more of these arguments.
   """
   unused: dict[str, Any] = {
       'norm': None,
@@ -207,7 +209,7 @@ def build_language_model(
       **_layer_options(model, 'options'),
   )
   with _one_sentence(model):
-    return models.LanguageModel(
+    return make(
         layer,
         num_tokens,
         model.features,

@@ -39,16 +39,19 @@ class Generator(NamedTuple):
     steps_per_epoch: the number of batches that count as an epoch.
     lessons: (epochs, make_batch) pairs that come first, in turn, such as
       lessons of shorter sequences.
+    is_ordered: whether `make_batch` takes (key, step) instead, a key that is a
+      function of the seed alone, and the number of steps before.
     source: arrays that batches are made of, such as a text. A run is resumed
       with equal arrays only.
   """
 
-  make_batch: Callable[[jax.Array], Mapping[str, jax.Array]]
+  make_batch: Callable[..., Mapping[str, jax.Array]]
   steps_per_epoch: int
   lessons: Sequence[
       tuple[int, Callable[[jax.Array], Mapping[str, jax.Array]]]
   ] = ()
   source: Examples = types.MappingProxyType({})
+  is_ordered: bool = False
 
   def lesson(self, epoch: int) -> int:
     """Returns the index of an epoch's lesson, or how many there are after all.

@@ -157,6 +157,7 @@ def prepare(
       config.keep_data_on,
       config.get('model', {}).get('dropconnect_rate', 0.0),
       config.optimizer.rate_factors,
+      config.optimizer.average_patience > 0,
   )
   _check_program(program, train, config.optimizer)
   full_name = prefix = name

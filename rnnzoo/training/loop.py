@@ -89,7 +89,7 @@ def _train(
         program, states[0], pieces[0], scales[0], keys[0], tell
     )
     group[0].run.state = state
-    return state.params, state.statistics
+    return state.tested
   # Each seed's epoch is one piece, of examples that all seeds share.
   whole = [next(piece) for piece in pieces]
   together = whole[0]._replace(order=_stack([piece.order for piece in whole]))
@@ -106,7 +106,7 @@ def _train(
     if one in active:
       one.run.state = own
       one.records.update((len(one.run.history) + 1) * steps)
-  return state.params, state.statistics
+  return state.tested
 
 
 @jax.jit
@@ -314,8 +314,7 @@ def _record(
   config, run, records = experiment.config, one.run, one.records
   epoch = len(run.history)
   if config.sample_every and epoch % config.sample_every == 0:
-    trained = run.state.params, run.state.statistics
-    records.sample(epoch, trained, one.key)
+    records.sample(epoch, run.state.tested, one.key)
   unsaved_seconds = records.epoch(run.history, is_best)
   if run.stopped or (
       epoch % config.checkpoint_every == 0

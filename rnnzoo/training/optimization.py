@@ -58,6 +58,7 @@ RULES: fields.Rules = {
     'plateau_min_delta': fields.number(0),
     'plateau_floor': fields.number(0),
     'stop_rate': fields.number(0),
+    'average_patience': fields.integer(0),
     'step_factor': fields.number(0, 1, above=True),
     'step_epochs': fields.integer(1),
     'nesterov': fields.flag(),

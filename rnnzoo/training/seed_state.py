@@ -133,12 +133,28 @@ class SeedState:
     is_best = self.stopper.has_improved and math.isfinite(value)
     if is_best:
       self.best_epoch = epoch
-      self.best = copy((self.state.params, self.state.statistics))
+      self.best = copy(self.state.tested)
+    self._begin_mean(experiment)
     self.diverged = not all(
         math.isfinite(row[name]) for name in ('train_loss', 'validation_loss')
     )
     self.stopped = self.find_end(experiment)
     return is_best
+
+  def _begin_mean(self, experiment: experiments.Experiment) -> None:
+    """Begins the mean of parameters, which the last step's are the first of.
+
+    It begins once the validation loss is above the least one of all epochs but
+    the last `average_patience`.
+    """
+    patience = experiment.config.optimizer.average_patience
+    losses = [row['validation_loss'] for row in self.history]
+    if self.state.mean is None or len(losses) <= patience:
+      return
+    count = self.state.mean[1]
+    if count == 0 and losses[-1] > min(losses[:-patience]):
+      begun = self.state.params, jnp.ones_like(count)
+      self.state = self.state._replace(mean=copy(begun))
 
   def find_end(self, experiment: experiments.Experiment) -> str:
     """Returns why training ends after the last epoch; '' if it goes on."""

@@ -52,6 +52,15 @@ class TrainState(NamedTuple):
   loss_scale: dynamic_scale.DynamicScale | None
   # int32 [], steps that were skipped since the start of training.
   skipped: jax.Array
+  # The mean of the parameters of so many steps, float32 []; while these are 0,
+  # the parameters. None for training without a mean.
+  mean: tuple[nnx.State, jax.Array] | None = None
+
+  @property
+  def tested(self) -> tuple[nnx.State, nnx.State]:
+    """Returns the parameters and statistics that are validated and kept."""
+    params = self.params if self.mean is None else self.mean[0]
+    return params, self.statistics
 
 
 class Loaded(NamedTuple):
@@ -79,7 +88,8 @@ class Program:
   `keep_data_on` is 'device', or 'host' for splits that are not to be loaded
   whole; `dropconnect_rate` is the share of entries of the recurrent matrices
   that a training step drops. Parameters of factor 0 in `rate_factors` are
-  frozen, all others are the optimizer's matter.
+  frozen, all others are the optimizer's matter. `averages` is whether states
+  hold the mean of parameters.
   """
 
   def __init__(
@@ -92,7 +102,9 @@ class Program:
       keep_data_on: str = 'device',
       dropconnect_rate: float = 0.0,
       rate_factors: Sequence[tuple[str, float]] = (),
+      averages: bool = False,
   ):
+    self._averages = averages
     self._task, self._optimizer = task, optimizer
     self._eval_batch_size, self._placement = eval_batch_size, placement
     self._loss_scale, self._keep_data_on = loss_scale, keep_data_on
@@ -239,6 +251,7 @@ class Program:
         gradient_norm=zero,
         loss_scale=self._loss_scale,
         skipped=jnp.zeros((), jnp.int32),
+        mean=(params, zero) if self._averages else None,
     )
 
   def _drop(self, params, key):
@@ -300,6 +313,7 @@ class Program:
         total(state.gradient_norm, optax.tree.norm(gradients)),
         loss_scale,
         state.skipped,
+        _mean_of(state.mean, params),
     )
     if finite is None:
       return new
@@ -308,6 +322,7 @@ class Program:
         params=state.params,
         statistics=state.statistics,
         optimizer=state.optimizer,
+        mean=state.mean,
         gradient_norm=total(state.gradient_norm, 0.0),
         skipped=state.skipped + 1,
     )
@@ -357,6 +372,16 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
 def abstract(task: protocol.Task) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
   """Returns `split` of a task's model, with shapes in place of arrays."""
   return split(nnx.eval_shape(lambda: task.build_model(nnx.Rngs(0))))
+
+
+def _mean_of(mean: Any, params: nnx.State) -> Any:
+  """Returns `TrainState.mean` one step later."""
+  if mean is None:
+    return None
+  old, count = mean
+  more = lambda a, b: jnp.where(count > 0, a + (b - a) / (count + 1), b)
+  new = jax.tree.map(lambda a, b: more(a, b).astype(b.dtype), old, params)
+  return new, jnp.where(count > 0, count + 1, 0)
 
 
 def _mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:

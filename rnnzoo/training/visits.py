@@ -122,8 +122,10 @@ class Visits:
     if self._generator:
       makers = [make for _, make in self._generator.lessons]
       makers.append(self._generator.make_batch)
-      key = jax.random.fold_in(order, step)
-      return function(self._placement.split(makers[examples.index](key)))
+      given: tuple[jax.Array, ...] = order, step
+      if not self._generator.is_ordered:
+        given = (jax.random.fold_in(order, step),)
+      return function(self._placement.split(makers[examples.index](*given)))
     place = step % self.steps_per_epoch
     if isinstance(order, PieceOrder):
       place, order = place - order.first, order.order

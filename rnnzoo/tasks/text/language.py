@@ -59,7 +59,7 @@ _SAMPLE_RULES: fields.Rules = {
     'top_k': fields.optional(fields.integer(1)),
     'top_p': fields.optional(fields.number(0, 1, above=True)),
 }
-_DATA_RULES: fields.Rules = {
+DATA_RULES: fields.Rules = {
     'path': fields.text(),
     'context': fields.integer(1, 2**20),
     'test_context': fields.optional(fields.integer(1, 2**20)),
@@ -93,7 +93,7 @@ class Text(protocol.ConfigTask):
     tokens: tokens of the text, a `tokens.Tokens`.
   """
 
-  rules = _DATA_RULES
+  rules = DATA_RULES
   model_rules = _MODEL_RULES
   has_stream = True
 
@@ -121,16 +121,21 @@ class Text(protocol.ConfigTask):
           f' more, and none has more than {MAX_TOKENS:,}'
       )
     self.splits: Mapping[str, protocol.Split] = {
-        'train': protocol.Generator(
-            functools.partial(
-                random_windows, jnp.asarray(train), self.batch_size, context
-            ),
-            data.steps_per_epoch,
-            source={'tokens': train},
-        ),
-        'validation': windows(validation, context),
+        'train': self._training(train),
+        'validation': self._validation(validation),
         'test': self._test_windows(test),
     }
+
+  def _training(self, tokens: np.ndarray) -> protocol.Generator:
+    given = jnp.asarray(tokens), self.batch_size, self._data.context
+    return protocol.Generator(
+        functools.partial(random_windows, *given),
+        self._data.steps_per_epoch,
+        source={'tokens': tokens},
+    )
+
+  def _validation(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    return windows(tokens, self._data.context)
 
   def _set_up(self, config: ml_collections.ConfigDict) -> None:
     super()._set_up(config)
