@@ -359,8 +359,8 @@ rnnzoo/training/step.py tests/training/warm_start_test.py
   - params = self._freeze(params, state.params)
   + pass  @ frozen
 rnnzoo/training/run_data.py tests/training/run_files_test.py
-  - if text or (goes_on and other)
-  + if goes_on and other  @ other
+  - if not text and not goes_on
+  + if not goes_on  @ other
 rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   - if manifest.get(name) != value
   + if False  @ another_seed

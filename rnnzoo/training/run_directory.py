@@ -158,7 +158,6 @@ def _write(
       'experiment': name,
       'dataset': data.dataset,
       'data_digest': data.digest,
-      'data_summary': data.summary(),
       'taken': dict(data.taken),
       'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
@@ -347,8 +346,7 @@ def check_data(
   described = None
   if 'task.json' in run['files']:
     described = _read_listed(path, run, 'task.json')
-  summary = lambda: run.get('data_summary', {})
-  there = run_data.Data(run['dataset'], described, run['data_digest'], summary)
+  there = run_data.Data(run['dataset'], described, run['data_digest'])
   whose = f'{path} holds a run on {run["dataset"]!r}'
   run_data.check(there, data, whose, goes_on, has_own_tests)
 

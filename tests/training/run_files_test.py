@@ -130,7 +130,7 @@ class RunFilesTestCase(parameterized.TestCase):
     """Opens the copy as `prepare` does; fields change what is described."""
     data = run_data.of_task(self.experiment.task)
     if described:
-      data = data._replace(described=data.described | described, digest='')
+      data = data._replace(described=data.described | described)
     return run_directory.open_or_create(
         config or self.experiment.config,
         data,
@@ -419,8 +419,6 @@ class LostFilesTest(RunFilesTestCase):
         self.lose(*names, how=how)
         with self.assertRaisesRegex(ValueError, str(self.workdir)):
           self.open(other)
-        with self.assertRaisesRegex(ValueError, str(self.workdir)):
-          self.open(class_names=['plus', 'minus'])
         for use in (training.load, lambda path: self.open(mode='evaluate')):
           with self.assertRaisesRegex(
               (FileNotFoundError, training.RunFileError), str(self.workdir)
@@ -468,7 +466,6 @@ class LostFilesTest(RunFilesTestCase):
     """Those that nothing describes: labels, a few inputs, a source of text."""
     self.copy()
     task = self.experiment.task
-    run = json.loads((self.workdir / 'run.json').read_text())
 
     def opened(mode='train'):
       with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -481,7 +478,6 @@ class LostFilesTest(RunFilesTestCase):
         )
       return out.getvalue()
 
-    self.assertIn("['train'][0]['label']", run['data_summary'])
     for name, change in {
         'label': lambda x: 1 - x,
         'inputs': lambda x: x * 1000 + 5000,
@@ -492,14 +488,10 @@ class LostFilesTest(RunFilesTestCase):
       other, name = type(task)(), name.split()[0]
       train = other.splits['train']
       train[name] = change(train[name])
-      message = rf"other numbers in \['train'\]\[0\]\['{name}'\]"
+      message = 'with other data .other numbers in its arrays'
       with self.assertRaisesRegex(ValueError, f'{message}.; put back'):
         opened()
       self.assertRegex(opened('evaluate'), f'WARNING: .*{message}')
-    # As another machine might round them.
-    other = type(task)()
-    other.splits['train']['inputs'] *= np.float32(1 + 1e-6)
-    self.assertIn('not the same in every bit', opened())
 
   def test_killed_between_two_files(self):
     """Whichever file was the last one, the run goes on."""
