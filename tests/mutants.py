@@ -346,8 +346,8 @@ rnnzoo/training/run_directory.py tests/training/training_test.py
   - NOT_COMPARED = (
   + NOT_COMPARED = ('seed',   @ another_config
 rnnzoo/training/run_directory.py tests/training/run_files_test.py
-  - all(owner == mine for owner in owners)
-  + True  @ says_whose
+  - _outcomes(path) + there
+  + there  @ must_be_put_back
   - 'config.json').unlink(missing_ok=True)
   + 'config.json')  @ killed_between
 rnnzoo/training/run_directory.py tests/training/warm_start_test.py

@@ -4,7 +4,7 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import datetime
 import fcntl
@@ -65,9 +65,6 @@ _OF_TEST_DATA = (
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
 
-# How a run.json begins.
-_BEGINNING = b'{\n  "experiment": '
-
 # orbax reads these characters of a path as a pattern, or as the address of a
 # remote file system, and may not find the checkpoints that it wrote there.
 _NOT_IN_PATHS = re.compile(r'[*?\[\\]|:/')
@@ -86,8 +83,7 @@ def open_or_create(
   Args:
     config: the resolved config.
     data: the data here. Parameters belong to the data that they were trained
-      on: a run with checkpoints keeps task.json, and goes on only where the
-      data differ by no more than rounding on another machine.
+      on: a run with checkpoints goes on with equal data only.
     workdir: the directory; '' for a new one, `runs/<prefix>-<time>`. Such a
       name is never an old run's: to resume is to name the directory.
     name: the name of the experiment.
@@ -101,45 +97,54 @@ def open_or_create(
     path = _new_directory(prefix or name)
   _lock(path)
   content = as_json(config)
-  mine = {'config': _digest(content), 'data': data.digest}
-  if mode != 'train':
-    read(path)  # All of it must be there, since nothing is written.
-  try:
-    run = files.read_signed(path / 'run.json')
-    there = _read_listed(path, run, 'config.json')
-  except (FileNotFoundError, files.RunFileError) as error:
-    _check_free(path, mine, error)
-  else:
-    check_same(path, config, data.dataset, mode)
-    began = run.get('taken', {})
-    if others := [k for k, v in data.taken.items() if v != began.get(k)]:
-      raise ValueError(
-          f'config.init_from has other weights than seed {", ".join(others)} of'
-          f' {path} began with; put them back, or pass another --workdir'
-      )
-    own = [flatten(x).get(n) for n in _OF_TEST_DATA for x in (there, content)]
-    has_own_tests = own[::2] != own[1::2]
-    try:
-      check_data(path, run, data, mode == 'train', has_own_tests)
-    except files.RunFileError as error:
-      if any(_owners(path)):
-        _check_free(path, mine, error)
-    except ValueError:
-      if mode != 'train' or any(_owners(path)):
-        raise
-    else:
-      if mode == 'train':
-        _change_epochs(path, content, there['num_epochs'])
-      if content['num_epochs'] != there['num_epochs']:
-        changed = {'config.json': files.digest(content)}
-        run |= {'experiment': name, 'files': run['files'] | changed}
-        files.write_json(path / 'run.json', files.signed(run))
-        files.write_json(path / 'config.json', content)
-      return path
-  if any(path.glob('seed_*')):
-    _change_epochs(path, content, None)
-  _write(path, name, content, data)
+  lacks = [n for n in ('run.json', 'config.json') if not (path / n).is_file()]
+  if lacks and mode == 'train':
+    _check_free(path, lacks[0])
+    _write(path, name, content, data)
+    return path
+  there, run = read(path)
+  check_same(path, config, data.dataset, mode)
+  began = run.get('taken', {})
+  if others := [k for k, v in data.taken.items() if v != began.get(k)]:
+    raise ValueError(
+        f'config.init_from has other weights than seed {", ".join(others)} of'
+        f' {path} began with; put them back, or pass another --workdir'
+    )
+  if mode == 'train' and not _outcomes(path):  # It takes the data here.
+    _write(path, name, content, data)
+    return path
+  both = flatten(as_json(there)), flatten(content)
+  own = [flat.get(name) for name in _OF_TEST_DATA for flat in both]
+  has_own_tests = own[::2] != own[1::2]
+  check_data(path, run, data, mode == 'train', has_own_tests)
+  if content['num_epochs'] != there.num_epochs:
+    _change_epochs(path, content, there.num_epochs)
+    files.write_json(path / 'config.json', content)
   return path
+
+
+def _outcomes(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the checkpoints and results of seeds, by their files."""
+  checkpoints = path.glob(f'seed_*/checkpoints/*/{checkpointing.MANIFEST}')
+  return [*checkpoints, *path.glob('seed_*/result.json')]
+
+
+def _check_free(path: pathlib.Path, lacks: str) -> None:
+  """Raises ValueError unless the first files of a run may be written.
+
+  `lacks` is a file of a run that is not there.
+  """
+  names = ['report.json']
+  if lacks == 'run.json':
+    names += ['config.json', 'task.json']
+  else:  # A process may have been killed before it wrote the rest.
+    files.read_signed(path / 'run.json')
+  there = [path / name for name in names if (path / name).exists()]
+  if found := _outcomes(path) + there:
+    raise ValueError(
+        f'--workdir={path} holds {found[0].relative_to(path)}, but no {lacks};'
+        ' put that back, or pass another --workdir'
+    )
 
 
 def _write(
@@ -151,74 +156,30 @@ def _write(
   """Writes the first files of a run."""
   # A directory with a config is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
-  contents = {'config.json': config}
+  contents: dict[str, Any] = {}
   if data.described is not None:
-    contents = {'task.json': data.described} | contents
+    contents['task.json'] = data.described
+  digested = contents | {'config.json': _compared(config)}
   run = {
       'experiment': name,
       'dataset': data.dataset,
       'data_digest': data.digest,
       'taken': dict(data.taken),
-      'files': {name: files.digest(tree) for name, tree in contents.items()},
+      'files': {name: files.digest(x) for name, x in digested.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
   files.write_json(path / 'run.json', files.signed(run))
-  for name_of_file, tree in contents.items():
+  for name_of_file, tree in (contents | {'config.json': config}).items():
     files.write_json(path / name_of_file, tree)
-
-
-def _check_free(
-    path: pathlib.Path, mine: Mapping[str, str], error: Exception
-) -> None:
-  """Raises an error unless the files of a run may be written, anew or again.
-
-  `mine` are the digests that its checkpoints must name, if there are any, and
-  `error` is the fault of its files.
-  """
-  run_path = path / 'run.json'
-  lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
-  if any(path.glob('seed_*')):
-    owners = list(_owners(path))
-    if owners and all(owner == mine for owner in owners):
-      return
-    where = f'--workdir={path} holds seeds but no'
-    fault = f'{where} {lacks[0]}' if lacks else error
-    raise ValueError(
-        f'{fault}, and no checkpoint says that they are of this config and'
-        ' these data; put the file back, delete the seeds or pass another'
-        ' --workdir'
-    )
-  if run_path.exists():
-    is_ours = _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)])
-    foreign = [] if is_ours else ['run.json that no run wrote']
-  else:
-    names = 'config.json', 'report.json', 'task.json'
-    foreign = [f'{n} but no run.json' for n in names if (path / n).exists()]
-  if foreign:
-    raise ValueError(
-        f'--workdir={path} holds a {foreign[0]}; it would be overwritten: pass'
-        ' another --workdir, or move the file'
-    )
-  if not lacks:
-    raise files.RunFileError(f'{error}; pass another --workdir') from error
-
-
-def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields which runs the checkpoints and results of a directory name."""
-  for pattern in (f'checkpoints/*/{checkpointing.MANIFEST}', 'result.json'):
-    for place in path.glob(f'seed_*/{pattern}'):
-      with contextlib.suppress(files.RunFileError):
-        content = files.read_signed(place)
-        yield {name: content.get(name) for name in ('config', 'data')}
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
   """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
-  config = _digest(_read_listed(path, run, 'config.json'))
+  config = run['files']['config.json']
   return {'seed': seed, 'config': config, 'data': run['data_digest']}
 
 
@@ -257,49 +218,50 @@ def last_epoch(directory: pathlib.Path) -> int:
 
 
 def _change_epochs(
-    path: pathlib.Path, content: Mapping[str, Any], before: int | None
+    path: pathlib.Path, content: Mapping[str, Any], before: int
 ) -> None:
   """Makes room for results of another number of epochs, or refuses it.
 
   The report goes first, then the results, and the caller writes the config. A
   kill leaves seeds to be tested again from their checkpoints.
 
-  `before` is the number of epochs so far; None where config.json is lost.
+  `before` is the number of epochs so far.
   """
-  seeds, results = sorted(path.glob('seed_*')), {}
-  for seed in seeds:
-    with contextlib.suppress(FileNotFoundError, files.RunFileError):
-      results[seed] = files.read_signed(seed / 'result.json')
-  ends = {r['stopped']: r['num_epochs'] for r in results.values()}
-  whole = [count for end, count in ends.items() if end.startswith('all ')]
-  done = max([*map(last_epoch, seeds), *ends.values()], default=0)
-  num_epochs, before = content['num_epochs'], (whole or [before])[0]
-  changes, why = before not in (None, num_epochs), ''
+  seeds, num_epochs = sorted(path.glob('seed_*')), content['num_epochs']
+  results = {
+      seed: files.read_signed(seed / 'result.json')
+      for seed in seeds
+      if (seed / 'result.json').is_file()
+  }
+  counts = [result['num_epochs'] for result in results.values()]
+  done = max([*map(last_epoch, seeds), *counts])
+  ends = {result['stopped'] for result in results.values()}
+  are_whole = any(end.startswith('all ') for end in ends)
+  why = ''
   if done > num_epochs:
     why = f'its seeds have up to {done} epochs'
-  elif changes and not whole and len(results) == content['num_seeds']:
+  elif not are_whole and len(results) == content['num_seeds']:
     why = f'training has ended by itself ({", ".join(sorted(ends))})'
-  elif changes and not all(map(last_epoch, results)):
+  elif not all(map(last_epoch, results)):
     why = 'a seed has a result, but no checkpoint'
   if why:
     raise ValueError(
         f'--workdir={path} cannot go on to config.num_epochs={num_epochs}:'
         f' {why}; pass another --workdir'
     )
-  if changes:
-    print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
-    old = [path / 'report.json', path / 'report.txt']
-    for file in old + [seed / 'result.json' for seed in seeds]:
-      file.unlink(missing_ok=True)
+  print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
+  old = [path / 'report.json', path / 'report.txt']
+  for file in old + [seed / 'result.json' for seed in seeds]:
+    file.unlink(missing_ok=True)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-  """Returns a digest of the fields that say something about the result."""
+def _compared(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a config that say something about the result."""
   flat = flatten(content)
   ignored = set(NOT_COMPARED)
   if flat.get('optimizer.schedule') != 'cosine':
     ignored.add('num_epochs')
-  return files.digest({k: v for k, v in flat.items() if k not in ignored})
+  return {k: v for k, v in flat.items() if k not in ignored}
 
 
 def check_same(
@@ -383,7 +345,9 @@ def _read_listed(
   if not (path / name).is_file():
     raise files.RunFileError(f'{path / name} is missing')
   content = files.read_json(path / name, dict)
-  return files.check_digest(path / name, content, run['files'].get(name))
+  digested = _compared(content) if name == 'config.json' else content
+  files.check_digest(path / name, digested, run['files'].get(name))
+  return content
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
