@@ -278,8 +278,8 @@ class Task(abc.ABC):
     They are a NamedTuple of arrays in the units of `predict`.
     """
     raise self._lacks(
-        'no distributions: it defines no distribution(model, inputs), as tasks'
-        ' whose answers are numbers do'
+        'no distributions: it defines no distribution(model, inputs), as the'
+        ' task forecasting does'
     )
 
   def model_inputs(self, inputs: Any) -> Any:

@@ -133,12 +133,11 @@ class Trained:
     return self._answer('predict_proba', inputs)
 
   def predict_distribution(self, inputs: Any) -> Any:
-    """Returns the distribution of each number that `predict` returns.
+    """Returns the distribution of each number of a forecast.
 
     It is a NamedTuple: `mean` as of `predict`, whose inputs and errors it has,
-    `quantiles` [..., D, 19], and their `levels` from .05 to .95. Without a head
-    that tells distributions (config.data.head), all quantiles are the
-    prediction.
+    `quantiles` [..., 19], and their `levels` from .05 to .95. With the head
+    'point' (config.data.head), all quantiles are the prediction.
     """
     return self._answer('predict_distribution', inputs)
 
@@ -200,13 +199,6 @@ class Trained:
     """Returns the answers of a method, of the answers of the task."""
     if method == 'predict':
       return self.task.in_units(raw)
-    if method == 'predict_distribution':
-      last_first = lambda x: np.moveaxis(x, -1, 0)
-      quantiles = self.task.in_units(last_first(raw.quantiles))
-      return raw._replace(
-          mean=self.task.in_units(raw.mean),
-          quantiles=np.moveaxis(quantiles, 0, -1),
-      )
     if method == 'predict_proba':
       return jax.nn.softmax(raw.astype(jnp.float32), axis=-1)
     return raw

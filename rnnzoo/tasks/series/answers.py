@@ -21,7 +21,6 @@ Dimensions: B batch, T time, D numbers of an answer.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ import numpy as np
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 
 
@@ -90,25 +88,23 @@ class Numbers:
       units of the data.
     deviation: their standard deviation, [D]; ones for units of the data.
     shift: numbers taken off answers before float32 rounds them, [D].
-    head: the name of a head; a prediction is the mean of its distribution.
   """
+
+  metrics = tuple(
+      protocol.Metric(name, higher_is_better=False, form='.4g')
+      for name in ('mse', 'mae')
+  )
 
   def __init__(
       self,
       mean: np.ndarray,
       deviation: np.ndarray,
       shift: np.ndarray | float = 0.0,
-      head: str = 'point',
   ):
-    self.mean, self.head = np.asarray(mean, np.float32), head
+    self.mean = np.asarray(mean, np.float32)
     self.shift = np.zeros(self.mean.shape) + shift
     self.deviation = np.asarray(deviation, np.float32)
-    self.out_features = len(self.mean) * heads.SIZES[head]
-    metric = functools.partial(
-        protocol.Metric, higher_is_better=False, form='.4g'
-    )
-    of_head = () if head == 'point' else (metric('crps'),)
-    self.metrics = (*of_head, metric('mse'), metric('mae'))
+    self.out_features = len(self.mean)
 
   def known(self, y) -> tuple[jax.Array, jax.Array]:
     known = ~jnp.any(jnp.isnan(y), axis=-1)
@@ -117,32 +113,17 @@ class Numbers:
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     del smoothing
     y = sequence_arrays.standardized(y, self.mean, self.deviation)
-    # Metrics have no gradient, and the quantiles of 'student' have none.
-    constant = jax.lax.stop_gradient(outputs)
-    found = self.distribution(constant, False)
-    errors = (found.mean - y) * self.deviation
-    scores = {'mse': errors**2, 'mae': jnp.abs(errors)}
-    if self.head != 'point':
-      pinball = heads.pinball(found.quantiles, y)
-      scores['crps'] = 2 * pinball * self.deviation
+    errors = outputs.astype(jnp.float32) - y
+    in_units = errors * self.deviation
+    scores = {'mse': in_units**2, 'mae': jnp.abs(in_units)}
     return protocol.Evaluation(
-        jnp.mean(heads.losses(outputs, y, self.head), axis=-1),
+        jnp.mean(errors**2, axis=-1),
         {name: jnp.mean(score, axis=-1) for name, score in scores.items()},
-        predictions=self.predict(constant),
+        predictions=self.predict(outputs),
     )
 
   def predict(self, outputs) -> jax.Array:
-    return self.distribution(outputs).mean
-
-  def distribution(self, outputs, in_units=True) -> heads.Distribution:
-    """Returns distributions, less the shift, or in deviations."""
-    found = heads.distribution(outputs, self.head)
-    if not in_units:
-      return found
-    quantiles = found.quantiles * self.deviation[:, None] + self.mean[:, None]
-    return found._replace(
-        mean=found.mean * self.deviation + self.mean, quantiles=quantiles
-    )
+    return outputs.astype(jnp.float32) * self.deviation + self.mean
 
   def given(self, y, valid) -> np.ndarray:
     size, are_steps = len(self.mean), valid.ndim > 1
@@ -168,7 +149,6 @@ class Numbers:
         'mean': self.mean.tolist(),
         'deviation': self.deviation.tolist(),
         'shift': self.shift.tolist(),
-        'head': self.head,
     }
 
 

@@ -23,7 +23,6 @@ from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -302,12 +301,6 @@ class SequenceTask(protocol.ConfigTask):
     if not found.known(self.every_step).any():
       raise ValueError('y must have an answer; there is none')
     return {'x': x, 'lengths': lengths, 'y': y}
-
-  def distribution(self, model, inputs) -> heads.Distribution:
-    """Returns distributions of numbers; see `predict` for axes and units."""
-    if isinstance(self.answers, answers_lib.Classes):
-      return super().distribution(model, inputs)
-    return self.answers.distribution(self._answers(model, inputs))
 
   def _answers(self, model, inputs) -> jax.Array:
     return model(self.model_inputs(inputs), seq_lengths=_parts(inputs)[1])

@@ -34,7 +34,6 @@ import numpy as np
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import answers
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
@@ -55,7 +54,6 @@ _RULES: fields.Rules = {
     'sequence': fields.one_of(('row', 'pixel')),
     'path': fields.text(),
     'kind': fields.one_of(('classification', 'regression')),
-    'head': fields.one_of(heads.SIZES),
     'every_step': fields.flag(),
     'missing': fields.one_of(('refuse', 'zero')),
     'test_fraction': fields.number(0, 1, above=True, below=True),
@@ -170,7 +168,6 @@ def divided(
   """
   classes = None
   if data.kind == 'classification':
-    fields.check_unread(data, {'head': 'point'}, 'kind')
     parts, classes = encode(parts, every_step)
   splits = sequence_arrays.complete_splits(
       parts,
@@ -187,11 +184,11 @@ def numbers(
   """Returns the answers of a regression, by `config.data` and what trains."""
   size = train.y.shape[-1]
   if not data.standardize:
-    return answers.Numbers(np.zeros(size), np.ones(size), head=data.head)
+    return answers.Numbers(np.zeros(size), np.ones(size))
   known = train.known(data.get('every_step', False))
   shift = sequence_arrays.shift_of(train.y, known)
   statistics = sequence_arrays.standardization(train.y, known, shift)
-  return answers.Numbers(*statistics, shift, data.head)
+  return answers.Numbers(*statistics, shift)
 
 
 def _read_tfds(
