@@ -265,14 +265,12 @@ rnnzoo/tasks/images/cifar_files.py tests/tasks/cifar_test.py
   - transpose(0, 2, 3, 1)
   + transpose(0, 3, 2, 1)  @ reads
 rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
-  - deviation <= epsilon
-  + deviation <= 20 * epsilon  @ rounding
-  - deviation <= epsilon
-  + deviation <= .01 * epsilon  @ rounding
-  - far = changes & (
-  + far = (changes | True) & (  @ near_zero
-  - mean, deviation = standardization(
-  + mean, deviation = 0, 1  # (  @ Float32
+  - deviation <= rounding
+  + deviation <= 20 * rounding  @ rounding
+  - deviation <= rounding
+  + deviation <= .01 * rounding  @ rounding
+  - found = (values.astype(np.float64)
+  + found = (values.astype(np.float32)  @ columns
 rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
   - runs >= steps - lengths
   + runs > steps  @ cut_off

@@ -106,8 +106,8 @@ class Trained:
   def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
 
-    They are arrays of JAX, or of numpy in float64 where they are numbers that
-    float32 cannot tell apart.
+    They are arrays of JAX, or of numpy in float64 where sequences are answered
+    with numbers.
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's

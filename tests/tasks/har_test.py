@@ -27,7 +27,7 @@ class HarTest(parameterized.TestCase):
 
   def load(self, directory, **data):
     config = base_har.get_config()
-    config.data.update(manual_dir=str(directory), **data)
+    config.data.update(manual_dir=str(directory), standardize=False, **data)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       task = har.HumanActivity(config)
     self.printed = printed.getvalue()
@@ -40,10 +40,10 @@ class HarTest(parameterized.TestCase):
     task = self.load(self.folder)
     self.assertEqual(task.dataset, 'UCI HAR')
     self.assertEqual(task.answers.names, ('walking', 'aufwärts'))
-    self.assertEqual(task.splits['test']['x'].shape, (8, 4, 9))
+    self.assertEqual(task.splits['test']['inputs'].shape, (8, 4, 9))
     for split in task.splits.values():
       np.testing.assert_array_equal(
-          np.round(split['x'][:, 0, 5]), split['y'] + 1
+          np.round(split['inputs'][:, 0, 5]), split['y'] + 1
       )
 
   def test_people_who_validate_do_not_train(self):
@@ -52,7 +52,7 @@ class HarTest(parameterized.TestCase):
     x, people = har.read(directory, 'train')
     found = {}
     for name in ('train', 'validation'):
-      rows = {row.tobytes() for row in task.splits[name]['x']}
+      rows = {row.tobytes() for row in task.splits[name]['inputs']}
       found[name] = {
           person
           for person, row in zip(people, x.x, strict=True)
@@ -66,7 +66,7 @@ class HarTest(parameterized.TestCase):
     task = self.load('')
     self.assertEqual(task.dataset, 'BasicMotions in place of UCI HAR')
     self.assertIn('WARNING: this run trains on BasicMotions', self.printed)
-    self.assertLen(task.splits['test']['x'], 40)
+    self.assertLen(task.splits['test']['inputs'], 40)
 
   @parameterized.parameters(
       ('train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
@@ -101,7 +101,7 @@ class HarTest(parameterized.TestCase):
     ):
       self.load(self.directory, validation_fraction=0.99)
     task = self.load(self.directory, validation_fraction=0.75)
-    self.assertLen(task.splits['train']['x'], 2)
+    self.assertLen(task.splits['train']['inputs'], 2)
 
   def test_a_file_is_missing(self):
     (self.folder / TRAIN / 'body_acc_z_train.txt').unlink()

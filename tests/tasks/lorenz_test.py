@@ -53,13 +53,13 @@ class LorenzTest(absltest.TestCase):
     self.assertLess(np.abs(paths).max(), 50.0)
 
   def test_answers_are_later_inputs(self):
-    task = load(horizon=4)
+    task = load(horizon=4, standardize=False)
     for split in task.splits.values():
-      np.testing.assert_array_equal(split['x'][:, 4:], split['y'][:, :-4])
+      np.testing.assert_array_equal(split['inputs'][:, 4:], split['y'][:, :-4])
     self.assertEqual(task.dataset, 'Lorenz, 0.2 units of time ahead')
     test = task.splits['test']
     self.assertAlmostEqual(
-        task.persistence, np.mean((test['y'] - test['x']) ** 2), places=3
+        task.persistence, np.mean((test['y'] - test['inputs']) ** 2), places=3
     )
 
   def test_no_field_allows_nan(self):
@@ -80,12 +80,13 @@ class LorenzTest(absltest.TestCase):
         load(horizon=0)
 
   def test_noise_and_seeds(self):
-    first, again, other = load(), load(noise=0.5), load(data_seed=1)
+    fields = {}, {'noise': 0.5}, {'data_seed': 1}
+    first, again, other = (load(standardize=False, **own) for own in fields)
     y = lambda task: task.splits['test']['y']
     np.testing.assert_array_equal(y(first), y(again))
     self.assertGreater(np.abs(y(first) - y(other)).max(), 1.0)
     self.assertEmpty(first.summary['warnings'])
-    noise = again.splits['test']['x'] - first.splits['test']['x']
+    noise = again.splits['test']['inputs'] - first.splits['test']['inputs']
     self.assertAlmostEqual(np.std(noise), 0.5, delta=0.1)
 
   def test_more_than_memory_holds(self):

@@ -60,7 +60,10 @@ INPUTS = {
     'translation': lambda part: part['source'],
 }
 for _name in ('har', 'lorenz', 'sequences', 'time_series'):
-  INPUTS[_name] = lambda part: {k: part[k] for k in ('x', 'lengths')}
+  INPUTS[_name] = lambda part: {
+      'x': part['inputs'],
+      'lengths': part['lengths'],
+  }
 
 
 def make_config(name, directory, **data):

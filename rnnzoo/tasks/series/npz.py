@@ -75,7 +75,6 @@ def parse(
   if form.kind == 'regression':
     are_numbers = valid if form.every_step else known
     array_checks.finite(y, are_numbers, f'{name}: y', allow_nan=form.every_step)
-    y = sequence_arrays.narrow(y, known)
   if form.every_step:
     y = y.copy()
     y[~valid] = np.zeros((), y.dtype)
@@ -103,8 +102,7 @@ def checked(
       advice=advice if missing == 'refuse' else '',
   )
   # Nothing may be left of values in the padding.
-  x = x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
-  return sequence_arrays.narrow(x, valid)
+  return x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
 
 
 def load(

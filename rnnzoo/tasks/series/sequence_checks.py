@@ -197,7 +197,7 @@ def _column_warnings(
   for i, c in enumerate(columns):
     if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION:
       constant.append(i)
-    # Columns of other types are centred before.
+    # Other types are standardised in float64.
     elif dtype == np.float32:
       if abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']:
         far.append(i)

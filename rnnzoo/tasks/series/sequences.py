@@ -186,9 +186,7 @@ def numbers(
   if not data.standardize:
     return answers.Numbers(np.zeros(size), np.ones(size))
   known = train.known(data.get('every_step', False))
-  shift = sequence_arrays.shift_of(train.y, known)
-  statistics = sequence_arrays.standardization(train.y, known, shift)
-  return answers.Numbers(*statistics, shift)
+  return answers.Numbers(*sequence_arrays.standardization(train.y, known))
 
 
 def _read_tfds(
