@@ -90,7 +90,7 @@ def checked(
 
   Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
   """
-  for sentence in sequence_checks.padding(x, lengths):
+  if sentence := sequence_checks.padding(x, lengths):
     print(f'WARNING: data: {name}: {sentence}', flush=True)
   valid = np.arange(x.shape[1]) < lengths[:, None]
   advice = "--config.data.missing='zero' allows NaN in x"
