@@ -165,10 +165,7 @@ def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
         f'{name}: lengths must sum to the {total} rows of steps; they sum to'
         f' {lengths.sum()}'
     )
-  try:
-    x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
-  except ValueError as error:
-    raise ValueError(f'{name}: {error}') from error
+  x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
   return x, lengths
 
 

@@ -4,12 +4,9 @@ Dimensions: N sequences, T time, F columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from rnnzoo.tasks import array_checks
 
 SPLITS = ('train', 'validation', 'test')
 # The label of a step without an answer. Among numbers it is NaN.
@@ -62,8 +59,6 @@ def pad(
   lengths = np.array([len(sequence) for sequence in sequences], np.int32)
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
-  step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  array_checks.check_padding(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence

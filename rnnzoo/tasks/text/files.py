@@ -17,7 +17,6 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.models import decoding
-from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 
@@ -213,13 +212,6 @@ def buckets(
   parts = []
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
-    for side in pairs:
-      array_checks.check_padding(
-          [len(side[i]) + 1 for i in places],
-          4,
-          'shorten or leave out the longest lines; of those to train on,'
-          ' config.data.max_length leaves them out',
-      )
     sources = [[*pairs[0][i], decoding.END] for i in places]
     targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
     parts.append(

@@ -170,12 +170,7 @@ class Translation(protocol.ConfigTask):
     kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
     pairs['train'] = kept[0], kept[1]
     cuts = text_files.boundaries(longest[keeps], data.num_buckets)
-    parts = {}
-    for name, part in pairs.items():
-      try:
-        parts[name] = text_files.buckets(part, cuts)
-      except ValueError as error:
-        raise ValueError(f'lines of {name}: {error}') from error
+    parts = {k: text_files.buckets(part, cuts) for k, part in pairs.items()}
     # One bucket is not a list of buckets: several seeds can train at once.
     self.splits: Mapping[str, protocol.Split] = {
         name: part if len(part) > 1 else part[0] for name, part in parts.items()
