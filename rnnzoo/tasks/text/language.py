@@ -44,7 +44,6 @@ from rnnzoo.tasks.text import tokens as tokens_lib
 
 # A text is a constant of the compiled training step.
 MAX_TOKENS = 2**27
-MAX_BYTES = 2**30
 
 # Tokens that a sample chooses in one program: the host waits once for them.
 _TOGETHER = 32
@@ -364,7 +363,7 @@ def read(path: str) -> tuple[str, str]:
 
     text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
     return f"topics of Python {platform.python_version()}'s help", text
-  text = text_files.read(path, 'config.data.path', MAX_BYTES)
+  text = text_files.read(path, 'config.data.path')
   if not text:
     raise ValueError(f'{path} has 0 characters; a text has one or more')
   return pathlib.Path(path).name, text
