@@ -89,36 +89,6 @@ class LorenzTest(absltest.TestCase):
     noise = again.splits['test']['inputs'] - first.splits['test']['inputs']
     self.assertAlmostEqual(np.std(noise), 0.5, delta=0.1)
 
-  def test_more_than_memory_holds(self):
-    with self.assertRaisesRegex(
-        ValueError,
-        'num_train, num_validation and num_test are 1,000,007 trajectories, of'
-        r' length \+ horizon = 1,000,005 states: their 24,000,288,000,840 bytes'
-        ' are more than 4,294,967,296. Either 178 trajectories of such a length'
-        ' would do, or 178 states of so many$',
-    ):
-      load(num_train=10**6, length=10**6)
-    with mock.patch.object(lorenz, '_MOST_BYTES', 24 * 13 * 25):
-      load()  # 13 trajectories of 25 states.
-      with self.assertRaisesRegex(ValueError, 'Either 12 .* or 25 states'):
-        load(horizon=6)
-
-  def test_blocks_and_what_a_long_integration_tells(self):
-    told = 'data: integrating 5 trajectories to 9 states, 5 step(s) each\n'
-    found = []
-    for name, value, expected in (
-        ('_MANY_STEPS', 1045, ''),
-        ('_MANY_STEPS', 1044, told),
-        ('_BLOCK', 2, ''),
-    ):
-      with (
-          mock.patch.object(lorenz, name, value),
-          contextlib.redirect_stdout(io.StringIO()) as out,
-      ):
-        found.append(trajectories(5, 9, 0.05))
-      self.assertEqual(out.getvalue(), expected)
-    np.testing.assert_array_equal(found[0], found[2])
-
 
 if __name__ == '__main__':
   absltest.main()
