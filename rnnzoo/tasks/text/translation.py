@@ -30,7 +30,6 @@ from rnnzoo.models import decoding
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
-from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.text import files as text_files
@@ -40,8 +39,8 @@ from rnnzoo.tasks.text import vocabularies
 BLEU = protocol.Metric('bleu', greatest=100.0, form='.2f', at_test=True)
 EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
 
-# Test lines in the report: with a picture, and in writing.
-_PICTURES, _EXAMPLES = 3, 20
+# Test lines in the report.
+_EXAMPLES = 20
 
 _SPLITS = ('train', 'validation', 'test')
 _PATHS = tuple(
@@ -295,7 +294,7 @@ class Translation(protocol.ConfigTask):
     return results
 
   def report(self, results, best_model) -> protocol.Report:
-    """Returns translations and attention of the first seed's best model."""
+    """Returns translations of the first seed's best model."""
     seed = results[0]['seed']
     model = best_model(seed)
     sources, targets = (lines[:_EXAMPLES] for lines in self._lines['test'])
@@ -322,21 +321,7 @@ class Translation(protocol.ConfigTask):
       ]
       path.write_text('\n'.join([f'{title}\n', *parts]), encoding='utf-8')
 
-    files = {'translations.txt': write}
-    if self._model.attention_features:
-      pairs = zip(tokens[:_PICTURES], found[:_PICTURES], strict=True)
-      pictures = [
-          (
-              translation_decoding.attention_weights(model, source, target),
-              [*self.source_vocabulary.pieces(source), '</s>'],
-              [*self.target_vocabulary.pieces(target), '</s>'],
-          )
-          for source, target in pairs
-      ]
-      files['attention.png'] = lambda path, title: figures.plot_attention(
-          path, f'{title}, test, seed {seed}', pictures
-      )
-    return protocol.Report(numbers, files)
+    return protocol.Report(numbers, {'translations.txt': write})
 
   def _always_forced(self) -> bool:
     model = self._model
