@@ -63,16 +63,14 @@ def _arrays(task: tasks.Task) -> Iterator[tuple[str, np.ndarray]]:
     yield jax.tree_util.keystr(path), np.ascontiguousarray(array)
 
 
-def check(
-    there: Data, here: Data, whose: str, goes_on: bool, has_own_tests: bool
-) -> None:
+def check(there: Data, here: Data, whose: str, goes_on: bool) -> None:
   """Raises ValueError if a run was on other data.
 
   `whose` begins the message. Where descriptions agree, a run that does not go
-  on gets a warning of other numbers; `has_own_tests` lets tests differ.
+  on gets a warning of other numbers.
   """
   text = _described_otherwise(there.described, here.described)
-  if not text and (there.digest == here.digest or has_own_tests):
+  if not text and there.digest == here.digest:
     return
   words = f'{whose} with other data ({text or "other numbers in its arrays"})'
   if not text and not goes_on:

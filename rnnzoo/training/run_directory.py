@@ -53,14 +53,6 @@ _OF_TESTS: Mapping[str, tuple[str, ...]] = {
     'data.num_test': ('state_tracking',),
 }
 
-# The fields among them that change the data of tests.
-_OF_TEST_DATA = (
-    'data.test_samplings',
-    'data.test_context',
-    'data.test_lengths',
-    'data.num_test',
-)
-
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
@@ -113,10 +105,7 @@ def open_or_create(
   if mode == 'train' and not _outcomes(path):  # It takes the data here.
     _write(path, name, content, data)
     return path
-  both = flatten(as_json(there)), flatten(content)
-  own = [flat.get(name) for name in _OF_TEST_DATA for flat in both]
-  has_own_tests = own[::2] != own[1::2]
-  check_data(path, run, data, mode == 'train', has_own_tests)
+  check_data(path, run, data, mode == 'train')
   if content['num_epochs'] != there.num_epochs:
     _change_epochs(path, content, there.num_epochs)
     files.write_json(path / 'config.json', content)
@@ -302,7 +291,6 @@ def check_data(
     run: Mapping[str, Any],
     data: run_data.Data,
     goes_on: bool = False,
-    has_own_tests: bool = False,
 ) -> None:
   """Raises an error if a run was on other data; see `run_data.check`."""
   described = None
@@ -310,7 +298,7 @@ def check_data(
     described = _read_listed(path, run, 'task.json')
   there = run_data.Data(run['dataset'], described, run['data_digest'])
   whose = f'{path} holds a run on {run["dataset"]!r}'
-  run_data.check(there, data, whose, goes_on, has_own_tests)
+  run_data.check(there, data, whose, goes_on)
 
 
 def of_tests(task: str) -> tuple[str, ...]:

@@ -599,7 +599,7 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       self.config.data.num_test = 5
     of_tests = {'eval_batch_size': (), 'data.num_test': ()}
     with mock.patch.object(run_directory, '_OF_TESTS', of_tests):
-      self.assertEqual(open_as(self.config, 'evaluate', 'b'), '')
+      self.assertIn('with other data', open_as(self.config, 'evaluate', 'b'))
     with self.config.unlocked():
       del self.config.data.num_test
     self.config.seed += 1
