@@ -82,11 +82,9 @@ class Text(protocol.ConfigTask):
   """Predicts the next token of a text.
 
   Attributes:
-    dataset: the name of the text.
     splits: 'validation' and 'test', each with 'tokens' int32 [N, T + 1] and
       'length' int32 [N], the number of targets of a window; 'train' is a
       `Generator` of 'tokens' [B, T + 1].
-    batch_size: `config.batch_size`.
     metrics: bits a character for characters, perplexity for words, else bits a
       byte, which models of different tokens can be compared by.
     tokens: tokens of the text, a `tokens.Tokens`.
@@ -100,11 +98,7 @@ class Text(protocol.ConfigTask):
     """Reads the text of a config as in `configs/base_text.py`.
 
     Raises:
-      ValueError: a field has a value that cannot be, or the text is no text, or
-        too short.
-      FileNotFoundError: there is no such file.
-      ModuleNotFoundError: the package for subwords is missing; the message says
-        how to install it.
+      ModuleNotFoundError: the package for subwords is missing.
     """
     self._set_up(config)
     data, context = config.data, config.data.context

@@ -102,12 +102,9 @@ class Translation(protocol.ConfigTask):
   """Translates lines of text.
 
   Attributes:
-    dataset: the names of the files, or of their stand-ins.
     splits: 'train', 'validation' and 'test', each as `files.buckets`
       has it, or where there is one bucket, that.
-    batch_size: `config.batch_size`.
     metrics: exact match first for dates, BLEU for text.
-    label_smoothing: `config.model.label_smoothing`.
     source_vocabulary: vocabulary of the source lines to train on.
     target_vocabulary: vocabulary of the target lines to train on.
     left_out: pairs of lines that are longer than `config.data.max_length`; only
@@ -123,11 +120,7 @@ class Translation(protocol.ConfigTask):
     The config is as in `configs/base_translation.py`.
 
     Raises:
-      ValueError: a field has a value that cannot be, or a file is no text, or
-        two have not as many lines.
-      FileNotFoundError: there is no such file.
-      ModuleNotFoundError: a package is missing; the message says how to install
-        it.
+      ModuleNotFoundError: a package is missing.
     """
     self._set_up(config)
     data = config.data
