@@ -223,7 +223,7 @@ class Task(abc.ABC):
     return Report()
 
   def describe(self) -> Mapping[str, Any] | None:
-    """Returns all that `restore` needs of the data, for a run's task.json.
+    """Returns all that `restore` needs of the data, for a run's run.json.
 
     JSON holds it: sizes, names, a vocabulary. It is empty where the config
     says everything, and None for a task whose runs load by way of their data.

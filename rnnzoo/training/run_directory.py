@@ -125,7 +125,7 @@ def _check_free(path: pathlib.Path, lacks: str) -> None:
   """
   names = ['report.json']
   if lacks == 'run.json':
-    names += ['config.json', 'task.json']
+    names.append('config.json')
   else:  # A process may have been killed before it wrote the rest.
     files.read_signed(path / 'run.json')
   there = [path / name for name in names if (path / name).exists()]
@@ -145,31 +145,27 @@ def _write(
   """Writes the first files of a run."""
   # A directory with a config is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
-  contents: dict[str, Any] = {}
-  if data.described is not None:
-    contents['task.json'] = data.described
-  digested = contents | {'config.json': _compared(config)}
   run = {
       'experiment': name,
       'dataset': data.dataset,
+      'described': data.described,
       'data_digest': data.digest,
+      'config_digest': files.digest(_compared(config)),
       'taken': dict(data.taken),
-      'files': {name: files.digest(x) for name, x in digested.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
   files.write_json(path / 'run.json', files.signed(run))
-  for name_of_file, tree in (contents | {'config.json': config}).items():
-    files.write_json(path / name_of_file, tree)
+  files.write_json(path / 'config.json', config)
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
   """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
-  config = run['files']['config.json']
-  return {'seed': seed, 'config': config, 'data': run['data_digest']}
+  digests = {'config': run['config_digest'], 'data': run['data_digest']}
+  return {'seed': seed, **digests}
 
 
 def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
@@ -293,10 +289,7 @@ def check_data(
     goes_on: bool = False,
 ) -> None:
   """Raises an error if a run was on other data; see `run_data.check`."""
-  described = None
-  if 'task.json' in run['files']:
-    described = _read_listed(path, run, 'task.json')
-  there = run_data.Data(run['dataset'], described, run['data_digest'])
+  there = run_data.Data(run['dataset'], run['described'], run['data_digest'])
   whose = f'{path} holds a run on {run["dataset"]!r}'
   run_data.check(there, data, whose, goes_on)
 
@@ -314,9 +307,10 @@ def read(
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
-  contents = {name: _read_listed(path, run, name) for name in run['files']}
-  config = _with_tuples(contents['config.json'])
-  return ml_collections.ConfigDict(config), run
+  config = files.read_json(path / 'config.json', dict)
+  digest = run['config_digest']
+  files.check_digest(path / 'config.json', _compared(config), digest)
+  return ml_collections.ConfigDict(_with_tuples(config)), run
 
 
 def _with_tuples(tree: Any) -> Any:
@@ -324,18 +318,6 @@ def _with_tuples(tree: Any) -> Any:
   if isinstance(tree, Mapping):
     return {name: _with_tuples(value) for name, value in tree.items()}
   return tuple(map(_with_tuples, tree)) if isinstance(tree, list) else tree
-
-
-def _read_listed(
-    path: pathlib.Path, run: Mapping[str, Any], name: str
-) -> dict[str, Any]:
-  """Returns the content of a file whose digest is in run.json."""
-  if not (path / name).is_file():
-    raise files.RunFileError(f'{path / name} is missing')
-  content = files.read_json(path / name, dict)
-  digested = _compared(content) if name == 'config.json' else content
-  files.check_digest(path / name, digested, run['files'].get(name))
-  return content
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -422,7 +422,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   """Returns a trained model of a run, finished or not.
 
   The data set is not read, and need not be there any more: training wrote the
-  facts that the task needs to task.json. A task that cannot be restored is
+  facts that the task needs to run.json. A task that cannot be restored is
   loaded by way of its data.
 
   Nothing is written, so the run may go on meanwhile.
@@ -453,13 +453,12 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
     run_directory.check_data(path, run, run_data.of_task(task))
     return task
 
-  if 'task.json' in run['files'] and hasattr(make, 'restore'):
-    described = path / 'task.json'
+  if run['described'] is not None and hasattr(make, 'restore'):
     try:
-      task = make.restore(config, files.read_json(described, dict))
+      task = make.restore(config, run['described'])
     except (KeyError, TypeError) as error:
       raise files.RunFileError(
-          f'{described} is not what the task {config.task!r} needs now:'
+          f'{path}/run.json is not what the task {config.task!r} needs now:'
           f' {type(error).__name__}: {error}; the task as it was in training'
           ' would read it'
       ) from error

@@ -276,7 +276,7 @@ class RunTest(absltest.TestCase):
       with self.assertRaisesRegex(FileNotFoundError, 'scale.txt'):
         training.load(self.run_path)
       tasks.register('of_paper', OfPaper)
-      not_what = "task.json is not what the task 'of_paper'"
+      not_what = "run.json is not what the task 'of_paper'"
       for restore, error, message in (
           (tasks.Task.restore, NotImplementedError, 'must define restore'),
           (lambda _, told: told['mean'], training.RunFileError, not_what),

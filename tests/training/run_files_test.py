@@ -393,10 +393,10 @@ class KilledTest(RunFilesTestCase):
 
 
 class LostFilesTest(RunFilesTestCase):
-  """run.json, config.json and task.json: lost, or of other data."""
+  """run.json and config.json: lost, or of other data."""
 
   def test_what_is_lost_must_be_put_back(self):
-    for name in ('run.json', 'config.json', 'task.json'):
+    for name in ('run.json', 'config.json'):
       self.copy()
       (self.workdir / name).unlink()
       with self.assertRaisesRegex(ValueError, f'{self.workdir}.*{name}'):
@@ -427,9 +427,7 @@ class LostFilesTest(RunFilesTestCase):
     shutil.rmtree(self.workdir / 'seed_0')
     self.open(class_names=['a', 'b', 'c'])
     _, run = run_directory.read(self.workdir)
-    text = (self.workdir / 'task.json').read_text()
-    self.assertEqual(json.loads(text)['class_names'], ['a', 'b', 'c'])
-    self.assertEqual(run['files']['task.json'], files.digest(json.loads(text)))
+    self.assertEqual(run['described']['class_names'], ['a', 'b', 'c'])
 
   def test_other_numbers(self):
     """Those that nothing describes: labels, a few inputs, a source of text."""
@@ -475,7 +473,7 @@ class LostFilesTest(RunFilesTestCase):
       self.open(class_names=['a', 'b'])
 
     for begin in (new, with_other_data):
-      for count in range(3):
+      for count in range(2):
         begin()
         with mock.patch.object(files, 'write_json', killed_after(count)):
           with self.assertRaises(KeyboardInterrupt):
@@ -551,7 +549,6 @@ class RunDirectoryTest(RunFilesTestCase):
     for name, message in {
         'config.json': 'holds config.json, but no run.json',
         'report.json': 'holds report.json, but no run.json',
-        'task.json': 'holds task.json, but no run.json',
         'run.json': 'run.json is damaged: it was changed',
     }.items():
       path = self.workdir / name
