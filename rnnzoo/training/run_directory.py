@@ -286,7 +286,7 @@ def check_data(
     path: pathlib.Path,
     run: Mapping[str, Any],
     data: run_data.Data,
-    goes_on: bool = False,
+    goes_on: bool,
 ) -> None:
   """Raises an error if a run was on other data; see `run_data.check`."""
   there = run_data.Data(run['dataset'], run['described'], run['data_digest'])

@@ -1,7 +1,6 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
-import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
@@ -84,8 +83,7 @@ class Trained:
       `trained.model(trained.normalise(x))`.
     config: the config of the run.
     seed: one of the run's seeds.
-    task: the task that predicts. `task.splits` shows examples of inputs; where
-      the task was restored, its data are read when first asked for.
+    task: the task that predicts; a restored one has no `splits`.
   """
 
   model: nnx.Module
@@ -443,16 +441,6 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   # `tasks.register` also takes functions, which have no `restore`.
   make: Any = tasks.find(config.task)
 
-  def read() -> tasks.Task:
-    task = make(config)
-    if task.dataset != run['dataset']:
-      raise ValueError(
-          f'the run in {path} was on {run["dataset"]!r}, but the data here are'
-          f' {task.dataset!r}'
-      )
-    run_directory.check_data(path, run, run_data.of_task(task))
-    return task
-
   if run['described'] is not None and hasattr(make, 'restore'):
     try:
       task = make.restore(config, run['described'])
@@ -462,25 +450,20 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
           f' {type(error).__name__}: {error}; the task as it was in training'
           ' would read it'
       ) from error
-    task.dataset, task.splits = run['dataset'], _Splits(lambda: read().splits)
+    task.dataset = run['dataset']
   else:
-    task = read()
+    task = make(config)
+    if task.dataset != run['dataset']:
+      raise ValueError(
+          f'the run in {path} was on {run["dataset"]!r}, but the data here are'
+          f' {task.dataset!r}'
+      )
+    run_directory.check_data(path, run, run_data.of_task(task), goes_on=False)
   if seed is None:
     seed = config.seed
   elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
     raise ValueError(f'seed must be an integer or None, got {seed!r}')
   return Trained(restore_best(task, path, int(seed)), config, int(seed), task)
-
-
-class _Splits(collections.UserDict):
-  """The splits of a restored task, read when they are first asked for."""
-
-  def __init__(self, read: Callable[[], Mapping[str, protocol.Split]]):
-    self._read = read
-
-  @functools.cached_property
-  def data(self) -> Mapping[str, protocol.Split]:  # type: ignore[override]
-    return self._read()
 
 
 @promotion.of_dtypes
