@@ -537,21 +537,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       sampled = [call.args[0] for call in one.records.sample.mock_calls]
       self.assertEqual(sampled, [2, 4])
 
-  def test_options_are_checked_before_the_data(self):
-    make = mock.Mock(side_effect=AssertionError('reads its data'))
-    self.config.task = 'smnist'
-    with mock.patch.object(tasks, 'TASKS', {'smnist': make}):
-      with self.assertRaisesRegex(AssertionError, 'reads its data'):
-        self.prepare()
-      self.config.model.num_layers = 100
-      layer = self.config.model.layer
-      for section in ('options', 'last_layer_options'):
-        config = self.config.copy_and_resolve_references()
-        for option, value in (('max_abs', -1.0), ('no_such', 1)):
-          config.model[section][layer] = {option: value}
-          with self.assertRaisesRegex(ValueError, option):
-            self.prepare(config)
-
   def test_a_loss_that_is_not_finite_is_told_once(self):
     with self.assertNoLogs():  # tensorboardX has a warning of its own.
       with records.Events(self.workdir, 'made up', 1) as written:
