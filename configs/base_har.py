@@ -18,13 +18,12 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
-  # The directory that holds the folder 'UCI HAR Dataset'; '' for BasicMotions
-  # in its place.
+  # The directory that holds the folder 'UCI HAR Dataset'.
   data.manual_dir = ''
   # Whether each column is shifted and scaled to mean 0 and deviation 1 over the
   # training steps.
   data.standardize = True
-  # The part of the training people (of BasicMotions: sequences) that validate.
+  # The part of the training people that validate.
   data.validation_fraction = 0.15
   # Chooses that part, with np.random.RandomState; the same for all seeds.
   data.split_seed = 0

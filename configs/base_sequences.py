@@ -39,9 +39,6 @@ def get_config() -> ml_collections.ConfigDict:
   # 'classification', whose y holds integers, booleans or strings, or
   # 'regression', whose y holds numbers.
   data.kind = 'classification'
-  # The head of a 'regression': 'point' for numbers alone; 'quantiles',
-  # 'gaussian' or 'student' for the distribution of each.
-  data.head = 'point'
   # Whether y has an answer for every step. A step without one has the label
   # -100, or NaN.
   data.every_step = False

@@ -28,8 +28,6 @@ def get_config() -> ml_collections.ConfigDict:
   data.name = 'JapaneseVowels'
   # 'regression' for a set of numbers, such as Covid3Month.
   data.kind = 'classification'
-  # The head of a 'regression', as in configs/base_sequences.py.
-  data.head = 'point'
   # Where converted arrays or .ts files are, in a folder of that name; aeon
   # downloads to there what is not. '' for aeon's own.
   data.manual_dir = ''

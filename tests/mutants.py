@@ -265,19 +265,15 @@ rnnzoo/tasks/images/cifar_files.py tests/tasks/cifar_test.py
   - transpose(0, 2, 3, 1)
   + transpose(0, 3, 2, 1)  @ reads
 rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
-  - deviation <= epsilon
-  + deviation <= 20 * epsilon  @ rounding
-  - deviation <= epsilon
-  + deviation <= .01 * epsilon  @ rounding
-  - far = changes & (
-  + far = (changes | True) & (  @ near_zero
-  - mean, deviation = standardization(
-  + mean, deviation = 0, 1  # (  @ Float32
+  - deviation <= rounding
+  + deviation <= 20 * rounding  @ rounding
+  - deviation <= rounding
+  + deviation <= .01 * rounding  @ rounding
+  - found = (values.astype(np.float64)
+  + found = (values.astype(np.float32)  @ columns
 rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
-  - runs >= steps - lengths
-  + runs > steps  @ cut_off
-  - (rows != rows) & (value != value)
-  + False  @ any_kind
+  - or 2 * total < is_blank.sum()
+  +   @ chance
 rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
   - if known is None or name in known
   + if file[name] is not None  @ that_is_not_used
@@ -346,8 +342,8 @@ rnnzoo/training/run_directory.py tests/training/training_test.py
   - NOT_COMPARED = (
   + NOT_COMPARED = ('seed',   @ another_config
 rnnzoo/training/run_directory.py tests/training/run_files_test.py
-  - all(owner == mine for owner in owners)
-  + True  @ says_whose
+  - _outcomes(path) + there
+  + there  @ must_be_put_back
   - 'config.json').unlink(missing_ok=True)
   + 'config.json')  @ killed_between
 rnnzoo/training/run_directory.py tests/training/warm_start_test.py
@@ -359,8 +355,8 @@ rnnzoo/training/step.py tests/training/warm_start_test.py
   - params = self._freeze(params, state.params)
   + pass  @ frozen
 rnnzoo/training/run_data.py tests/training/run_files_test.py
-  - if text or (goes_on and other)
-  + if goes_on and other  @ other
+  - if not text and not goes_on
+  + if not goes_on  @ other
 rnnzoo/training/checkpointing.py tests/training/run_files_test.py
   - if manifest.get(name) != value
   + if False  @ another_seed

@@ -12,19 +12,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from typing import NamedTuple
 
 from rnnzoo.command import comparison
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.training import command_line
 from rnnzoo.training import files
-
-# Exit code of a run that was interrupted, as Ctrl-C does.
-INTERRUPTED = 130
-
-# Seconds that a run has to end in when it is interrupted.
-_PATIENCE = 60
 
 # The processes of runs.
 _RUNNING: set[subprocess.Popen] = set()
@@ -44,10 +37,9 @@ def main(words: Sequence[str]) -> list[str]:
   The words are those after `sweep`.
 
   Returns:
-    Names of runs that failed, or did not end within the time limit.
+    Names of runs that failed.
   """
   parsed, rest = _parse(words)
-  deadline = time.monotonic() + parsed.time_limit
   runs = combinations(parsed.grid, read_cases(parsed.cases))
   for config in {case.config or parsed.config: None for case in runs.values()}:
     command_line.check_config(config)
@@ -61,7 +53,6 @@ def main(words: Sequence[str]) -> list[str]:
             directory / name,
             [*rest, *case.flags],
             parsed.parallel,
-            deadline,
         )
         for name, case in runs.items()
     }
@@ -74,7 +65,7 @@ def main(words: Sequence[str]) -> list[str]:
         process.terminate()
       command = shlex.join(['rnnzoo', 'sweep', *words])
       os.write(2, f'\nrnnzoo: interrupted; to go on: {command}\n'.encode())
-      os._exit(INTERRUPTED)
+      os._exit(128 + signal.SIGINT)
   # With 3 a run has ended, and has a report, though a loss was not finite.
   failed = [name for name, code in codes.items() if code not in (0, 3)]
   done = [str(directory / name) for name in runs if name not in failed]
@@ -84,8 +75,7 @@ def main(words: Sequence[str]) -> list[str]:
     output = directory if of_all else directory / 'comparisons' / metric
     print(comparison.compare(alike, str(output)))
   for name in failed:
-    end = 'did not end in time' if codes[name] == INTERRUPTED else 'failed'
-    print(f'rnnzoo: {name} {end}; see {directory / name}.log', file=sys.stderr)
+    print(f'rnnzoo: {name} failed; see {directory / name}.log', file=sys.stderr)
   return failed
 
 
@@ -115,18 +105,9 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
       '--parallel', type=int, default=1, help='how many runs at a time'
   )
-  parser.add_argument(
-      '--time_limit',
-      type=float,
-      default=float('inf'),
-      help='seconds after which runs are interrupted, as by Ctrl-C, and no more'
-      ' are begun; the same command goes on',
-  )
   parsed, rest = parser.parse_known_args(words)
   if parsed.parallel < 1:
     raise ValueError(f'--parallel must be at least 1; got {parsed.parallel}')
-  if not parsed.time_limit > 0:
-    raise ValueError(f'--time_limit must be above 0; got {parsed.time_limit}')
   return parsed, rest
 
 
@@ -234,12 +215,8 @@ def _run(
     workdir: pathlib.Path,
     flags: Sequence[str],
     parallel: int,
-    deadline: float,
 ) -> int:
   """Trains one run in a process of its own; returns its exit code."""
-  if time.monotonic() >= deadline:
-    print(f'{workdir.name}: not begun', flush=True)
-    return INTERRUPTED
   environment = dict(os.environ)
   if parallel > 1:
     # Each takes the memory that it needs, not most of the device's.
@@ -256,26 +233,8 @@ def _run(
       ) as process,
   ):
     _RUNNING.add(process)
-    left = deadline - time.monotonic()
-    try:
-      code = process.wait(None if left == float('inf') else max(left, 0))
-    except subprocess.TimeoutExpired:
-      code = _interrupt(process)
+    code = process.wait()
     _RUNNING.discard(process)
   last = pathlib.Path(f'{workdir}.log').read_text(encoding='utf-8').splitlines()
   print(f'{workdir.name}: {last[-1] if last else "no output"}', flush=True)
   return code
-
-
-def _interrupt(process: subprocess.Popen) -> int:
-  """Ends a run, which goes on later; returns its exit code."""
-  # A program in the background of a script ignores Ctrl-C, and so do its runs.
-  ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-  process.send_signal(signal.SIGTERM if ignored else signal.SIGINT)
-  try:
-    code = process.wait(_PATIENCE)
-  except subprocess.TimeoutExpired:
-    # It is in a long compilation, say. A run can be killed at any time.
-    process.kill()
-    code = process.wait()
-  return code if code in (0, 3) else INTERRUPTED

@@ -7,7 +7,7 @@ finite are here; a task adds hints of its own.
 Dimensions: B batch, N sequences, T time, F columns.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +15,6 @@ import numpy as np
 
 from rnnzoo import settings
 from rnnzoo.tasks import fields
-
-# Arrays up to this size may be padding for the most part.
-_MANY_BYTES = 2**33
-# The least share of data of larger ones.
-_LEAST_SHARE = 0.1
 
 
 def check(given: Any) -> Any:
@@ -228,24 +223,3 @@ def tokens_with_length(given: Any, num_tokens: int) -> dict[str, np.ndarray]:
   of = ', the steps of tokens'
   length = integers(length, 'length', *found.shape, of=of)
   return {'tokens': found, 'length': length}
-
-
-def check_padding(
-    lengths: Collection[int] | np.ndarray, step_bytes: int, remedy: str
-) -> None:
-  """Raises ValueError where more than 8 GiB would be padding for the most part.
-
-  The sequences, with steps of so many bytes, are padded to the longest. The
-  remedy ends the message, without a full stop.
-  """
-  lengths = np.asarray(lengths, np.int64)
-  steps = len(lengths) * int(lengths.max())
-  share = int(lengths.sum()) / steps
-  if steps * step_bytes > _MANY_BYTES and share < _LEAST_SHARE:
-    raise ValueError(
-        f'{len(lengths):,} sequences, padded to the longest of'
-        f' {lengths.max():,} steps (number {lengths.argmax():,}, from 0), would'
-        f' have {steps * step_bytes:,} bytes, of which {share:.2%} hold data;'
-        f' half of the sequences have at most {int(np.median(lengths)):,}'
-        f' steps; {remedy}'
-    )

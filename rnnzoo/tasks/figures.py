@@ -142,25 +142,3 @@ def plot_forecasts(
   axes[0][0].legend(fontsize='small', loc='upper left')
   axes[-1][0].set_xlabel('step, from the first that is forecast')
   figure.savefig(path, dpi=120)
-
-
-def plot_attention(
-    path: pathlib.Path,
-    title: str,
-    examples: Sequence[tuple[np.ndarray, Sequence[str], Sequence[str]]],
-) -> None:
-  """Draws which tokens of the source each token of the target looked at.
-
-  An example is (weights [T, S], S tokens of the source, T of the target).
-  """
-  longest = max(max(weights.shape) for weights, _, _ in examples)
-  side = min(max(3.0, 0.25 * longest + 1.5), 12.0)
-  size = (side * len(examples), side + 0.5)
-  figure, (axes,) = make_figure(len(examples), size, title)
-  for axis, (weights, source, target) in zip(axes, examples, strict=True):
-    axis.imshow(weights, cmap='Blues', vmin=0.0, vmax=1.0)
-    axis.set_xticks(range(len(source)), list(map(plain, source)), rotation=90)
-    axis.set_yticks(range(len(target)), list(map(plain, target)))
-    axis.set_xlabel('source')
-    axis.set_ylabel('translation')
-  figure.savefig(path, dpi=120)

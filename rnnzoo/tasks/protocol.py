@@ -226,7 +226,7 @@ class Task(abc.ABC):
     return Report()
 
   def describe(self) -> Mapping[str, Any] | None:
-    """Returns all that `restore` needs of the data, for a run's task.json.
+    """Returns all that `restore` needs of the data, for a run's run.json.
 
     JSON holds it: sizes, names, a vocabulary. It is empty where the config
     says everything, and None for a task whose runs load by way of their data.
@@ -281,8 +281,8 @@ class Task(abc.ABC):
     They are a NamedTuple of arrays in the units of `predict`.
     """
     raise self._lacks(
-        'no distributions: it defines no distribution(model, inputs), as tasks'
-        ' whose answers are numbers do'
+        'no distributions: it defines no distribution(model, inputs), as the'
+        ' task forecasting does'
     )
 
   def model_inputs(self, inputs: Any) -> Any:

@@ -5,12 +5,10 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
-import functools
 import os
 import pathlib
 from typing import Any, NamedTuple
 
-from flax import nnx
 import jax
 import ml_collections
 import optax
@@ -18,7 +16,6 @@ import optax
 from pallas_kernels import promotion
 from rnnzoo import settings
 from rnnzoo import tasks
-from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.training import files
@@ -132,7 +129,6 @@ def prepare(
   plateau = optimization.make_plateau(config.optimizer)
   optimization.make_optimizer(config.optimizer, 1)  # Before the data.
   changed = {} if defaults is None else _changes(config, defaults)
-  _check_layers(config)
   task = processes.one_after_first(lambda: tasks.find(config.task)(config))
   data = run_data.of_task(task)
   _check_same(config, data.digest)
@@ -297,25 +293,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
     )
   # Here, since the run directory needs it as well.
   run_directory.as_json(config)
-
-
-def _check_layers(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for options that no layer of a task of rnnzoo takes.
-
-  The task does, too, but after it has read its data, which may take minutes. A
-  task of another project has a model of its own.
-  """
-  if config.task not in tasks.TASKS or 'model' not in config:
-    return
-  backbones.check(config.model)
-  model = config.model.copy_and_resolve_references()
-  # Layers between the first and the last one are as the first.
-  model.num_layers = min(model.num_layers, 2)
-  # Whether dropout has an effect depends on the task's model.
-  model.dropout_rate = 0.0
-  # How many features the inputs have, the data say.
-  build = functools.partial(backbones.build, model, have_timespans=True)
-  jax.eval_shape(lambda: nnx.state(build(model.features, nnx.Rngs(0))))
 
 
 def _check_seeds(

@@ -52,9 +52,7 @@ def write_atomically(path: pathlib.Path, content: str | bytes) -> None:
   except OSError as error:
     with contextlib.suppress(OSError):
       partial.unlink(missing_ok=True)
-    raise OSError(
-        error.errno, error.strerror or str(error), str(path)
-    ) from error
+    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

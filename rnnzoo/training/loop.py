@@ -283,8 +283,6 @@ def _finish(
 ) -> None:
   """Writes the result of a seed, with its results on the test splits."""
   task, seed, run, records = experiment.task, one.seed, one.run, one.records
-  # Once more: this process may have had no epoch to run.
-  records.write_metrics(run.history)
   test, main = tests.pop('test'), task.metrics[0]
   init_from = experiment.config.init_from
   records.close(f'test {main.name} {main.text(test[main.name])}, {run.stopped}')

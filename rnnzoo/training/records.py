@@ -338,7 +338,8 @@ class Records(contextlib.AbstractContextManager):
       row = history[-1]
       self._progress.epoch(row, self._num_epochs, is_best)
       self._events.write(row, epoch_seconds=self._times.elapsed())
-      self.write_metrics(history)
+      path = self._directory / 'metrics.csv'
+      files.write_csv(path, self._task.dataset, history)
       self._times.write(len(history))
       return time.monotonic() - self._saved
 
@@ -349,11 +350,6 @@ class Records(contextlib.AbstractContextManager):
     self._saved = time.monotonic()
     if processes.is_first():
       self._times.write(epoch)
-
-  def write_metrics(self, history: Sequence[files.Row]) -> None:
-    """Writes metrics.csv."""
-    path = self._directory / 'metrics.csv'
-    files.write_csv(path, self._task.dataset, history)
 
   def close(self, text: str) -> None:
     """Ends the progress with a last message."""

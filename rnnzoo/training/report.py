@@ -188,20 +188,14 @@ def write_report(
     metrics: Sequence[protocol.Metric],
     more: Mapping[str, Callable[[pathlib.Path, str], None]],
 ) -> None:
-  """Writes report and figures, unless they are there: a copy may be read-only.
+  """Writes figures and report, unless it is there: a copy may be read-only.
 
   The report is from `summarize`, with these results. `more` are the task's own
   files.
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
-  texts = {
-      'report.json': files.json_text(report),
-      'report.txt': format_report(report, metrics),
-  }
-  paths = {n: directory / n for n in ('curves.png', *more, *texts)}
-  if all(path.exists() for path in paths.values()) and all(
-      paths[name].read_bytes() == text.encode() for name, text in texts.items()
-  ):
+  path, text = directory / 'report.json', files.json_text(report)
+  if path.exists() and path.read_text('utf-8') == text:
     return
   histories = {f'seed {one["seed"]}': one['history'] for one in results}
   names = dict.fromkeys(['loss', *(m.name for m in metrics if not m.at_test)])
@@ -209,7 +203,8 @@ def write_report(
       path, title, histories, [*names]
   )
   for name, draw in {'curves.png': draw_curves, **more}.items():
-    with files.naming(paths[name]):
-      draw(paths[name], title)
-  for name, text in texts.items():
-    files.write_atomically(paths[name], text)
+    with files.naming(directory / name):
+      draw(directory / name, title)
+  told = format_report(report, metrics)
+  files.write_atomically(directory / 'report.txt', told)
+  files.write_atomically(path, text)

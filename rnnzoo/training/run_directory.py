@@ -4,7 +4,7 @@ It belongs to one config, which config.json holds, and to one process at a time,
 which holds a lock on it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import contextlib
 import datetime
 import fcntl
@@ -53,20 +53,9 @@ _OF_TESTS: Mapping[str, tuple[str, ...]] = {
     'data.num_test': ('state_tracking',),
 }
 
-# The fields among them that change the data of tests.
-_OF_TEST_DATA = (
-    'data.test_samplings',
-    'data.test_context',
-    'data.test_lengths',
-    'data.num_test',
-)
-
 # The locks of this process, by directory. They are never let go: the system
 # does that when the process ends, in whatever way.
 _LOCKS: dict[pathlib.Path, TextIO] = {}
-
-# How a run.json begins.
-_BEGINNING = b'{\n  "experiment": '
 
 # orbax reads these characters of a path as a pattern, or as the address of a
 # remote file system, and may not find the checkpoints that it wrote there.
@@ -86,8 +75,7 @@ def open_or_create(
   Args:
     config: the resolved config.
     data: the data here. Parameters belong to the data that they were trained
-      on: a run with checkpoints keeps task.json, and goes on only where the
-      data differ by no more than rounding on another machine.
+      on: a run with checkpoints goes on with equal data only.
     workdir: the directory; '' for a new one, `runs/<prefix>-<time>`. Such a
       name is never an old run's: to resume is to name the directory.
     name: the name of the experiment.
@@ -101,45 +89,51 @@ def open_or_create(
     path = _new_directory(prefix or name)
   _lock(path)
   content = as_json(config)
-  mine = {'config': _digest(content), 'data': data.digest}
-  if mode != 'train':
-    read(path)  # All of it must be there, since nothing is written.
-  try:
-    run = files.read_signed(path / 'run.json')
-    there = _read_listed(path, run, 'config.json')
-  except (FileNotFoundError, files.RunFileError) as error:
-    _check_free(path, mine, error)
-  else:
-    check_same(path, config, data.dataset, mode)
-    began = run.get('taken', {})
-    if others := [k for k, v in data.taken.items() if v != began.get(k)]:
-      raise ValueError(
-          f'config.init_from has other weights than seed {", ".join(others)} of'
-          f' {path} began with; put them back, or pass another --workdir'
-      )
-    own = [flatten(x).get(n) for n in _OF_TEST_DATA for x in (there, content)]
-    has_own_tests = own[::2] != own[1::2]
-    try:
-      check_data(path, run, data, mode == 'train', has_own_tests)
-    except files.RunFileError as error:
-      if any(_owners(path)):
-        _check_free(path, mine, error)
-    except ValueError:
-      if mode != 'train' or any(_owners(path)):
-        raise
-    else:
-      if mode == 'train':
-        _change_epochs(path, content, there['num_epochs'])
-      if content['num_epochs'] != there['num_epochs']:
-        changed = {'config.json': files.digest(content)}
-        run |= {'experiment': name, 'files': run['files'] | changed}
-        files.write_json(path / 'run.json', files.signed(run))
-        files.write_json(path / 'config.json', content)
-      return path
-  if any(path.glob('seed_*')):
-    _change_epochs(path, content, None)
-  _write(path, name, content, data)
+  lacks = [n for n in ('run.json', 'config.json') if not (path / n).is_file()]
+  if lacks and mode == 'train':
+    _check_free(path, lacks[0])
+    _write(path, name, content, data)
+    return path
+  there, run = read(path)
+  check_same(path, config, data.dataset, mode)
+  began = run.get('taken', {})
+  if others := [k for k, v in data.taken.items() if v != began.get(k)]:
+    raise ValueError(
+        f'config.init_from has other weights than seed {", ".join(others)} of'
+        f' {path} began with; put them back, or pass another --workdir'
+    )
+  if mode == 'train' and not _outcomes(path):  # It takes the data here.
+    _write(path, name, content, data)
+    return path
+  check_data(path, run, data, mode == 'train')
+  if content['num_epochs'] != there.num_epochs:
+    _change_epochs(path, content, there.num_epochs)
+    files.write_json(path / 'config.json', content)
   return path
+
+
+def _outcomes(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the checkpoints and results of seeds, by their files."""
+  checkpoints = path.glob(f'seed_*/checkpoints/*/{checkpointing.MANIFEST}')
+  return [*checkpoints, *path.glob('seed_*/result.json')]
+
+
+def _check_free(path: pathlib.Path, lacks: str) -> None:
+  """Raises ValueError unless the first files of a run may be written.
+
+  `lacks` is a file of a run that is not there.
+  """
+  names = ['report.json']
+  if lacks == 'run.json':
+    names.append('config.json')
+  else:  # A process may have been killed before it wrote the rest.
+    files.read_signed(path / 'run.json')
+  there = [path / name for name in names if (path / name).exists()]
+  if found := _outcomes(path) + there:
+    raise ValueError(
+        f'--workdir={path} holds {found[0].relative_to(path)}, but no {lacks};'
+        ' put that back, or pass another --workdir'
+    )
 
 
 def _write(
@@ -151,76 +145,27 @@ def _write(
   """Writes the first files of a run."""
   # A directory with a config is complete: it goes first and comes last.
   (path / 'config.json').unlink(missing_ok=True)
-  contents = {'config.json': config}
-  if data.described is not None:
-    contents = {'task.json': data.described} | contents
   run = {
       'experiment': name,
       'dataset': data.dataset,
+      'described': data.described,
       'data_digest': data.digest,
-      'data_summary': data.summary(),
+      'config_digest': files.digest(_compared(config)),
       'taken': dict(data.taken),
-      'files': {name: files.digest(tree) for name, tree in contents.items()},
       'python': platform.python_version(),
       'jax': jax.__version__,
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
   files.write_json(path / 'run.json', files.signed(run))
-  for name_of_file, tree in contents.items():
-    files.write_json(path / name_of_file, tree)
-
-
-def _check_free(
-    path: pathlib.Path, mine: Mapping[str, str], error: Exception
-) -> None:
-  """Raises an error unless the files of a run may be written, anew or again.
-
-  `mine` are the digests that its checkpoints must name, if there are any, and
-  `error` is the fault of its files.
-  """
-  run_path = path / 'run.json'
-  lacks = [n for n in ('run.json', 'config.json') if not (path / n).exists()]
-  if any(path.glob('seed_*')):
-    owners = list(_owners(path))
-    if owners and all(owner == mine for owner in owners):
-      return
-    where = f'--workdir={path} holds seeds but no'
-    fault = f'{where} {lacks[0]}' if lacks else error
-    raise ValueError(
-        f'{fault}, and no checkpoint says that they are of this config and'
-        ' these data; put the file back, delete the seeds or pass another'
-        ' --workdir'
-    )
-  if run_path.exists():
-    is_ours = _BEGINNING.startswith(run_path.read_bytes()[: len(_BEGINNING)])
-    foreign = [] if is_ours else ['run.json that no run wrote']
-  else:
-    names = 'config.json', 'report.json', 'task.json'
-    foreign = [f'{n} but no run.json' for n in names if (path / n).exists()]
-  if foreign:
-    raise ValueError(
-        f'--workdir={path} holds a {foreign[0]}; it would be overwritten: pass'
-        ' another --workdir, or move the file'
-    )
-  if not lacks:
-    raise files.RunFileError(f'{error}; pass another --workdir') from error
-
-
-def _owners(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Yields which runs the checkpoints and results of a directory name."""
-  for pattern in (f'checkpoints/*/{checkpointing.MANIFEST}', 'result.json'):
-    for place in path.glob(f'seed_*/{pattern}'):
-      with contextlib.suppress(files.RunFileError):
-        content = files.read_signed(place)
-        yield {name: content.get(name) for name in ('config', 'data')}
+  files.write_json(path / 'config.json', config)
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
   """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
-  config = _digest(_read_listed(path, run, 'config.json'))
-  return {'seed': seed, 'config': config, 'data': run['data_digest']}
+  digests = {'config': run['config_digest'], 'data': run['data_digest']}
+  return {'seed': seed, **digests}
 
 
 def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
@@ -258,49 +203,50 @@ def last_epoch(directory: pathlib.Path) -> int:
 
 
 def _change_epochs(
-    path: pathlib.Path, content: Mapping[str, Any], before: int | None
+    path: pathlib.Path, content: Mapping[str, Any], before: int
 ) -> None:
   """Makes room for results of another number of epochs, or refuses it.
 
   The report goes first, then the results, and the caller writes the config. A
   kill leaves seeds to be tested again from their checkpoints.
 
-  `before` is the number of epochs so far; None where config.json is lost.
+  `before` is the number of epochs so far.
   """
-  seeds, results = sorted(path.glob('seed_*')), {}
-  for seed in seeds:
-    with contextlib.suppress(FileNotFoundError, files.RunFileError):
-      results[seed] = files.read_signed(seed / 'result.json')
-  ends = {r['stopped']: r['num_epochs'] for r in results.values()}
-  whole = [count for end, count in ends.items() if end.startswith('all ')]
-  done = max([*map(last_epoch, seeds), *ends.values()], default=0)
-  num_epochs, before = content['num_epochs'], (whole or [before])[0]
-  changes, why = before not in (None, num_epochs), ''
+  seeds, num_epochs = sorted(path.glob('seed_*')), content['num_epochs']
+  results = {
+      seed: files.read_signed(seed / 'result.json')
+      for seed in seeds
+      if (seed / 'result.json').is_file()
+  }
+  counts = [result['num_epochs'] for result in results.values()]
+  done = max([*map(last_epoch, seeds), *counts])
+  ends = {result['stopped'] for result in results.values()}
+  are_whole = any(end.startswith('all ') for end in ends)
+  why = ''
   if done > num_epochs:
     why = f'its seeds have up to {done} epochs'
-  elif changes and not whole and len(results) == content['num_seeds']:
+  elif not are_whole and len(results) == content['num_seeds']:
     why = f'training has ended by itself ({", ".join(sorted(ends))})'
-  elif changes and not all(map(last_epoch, results)):
+  elif not all(map(last_epoch, results)):
     why = 'a seed has a result, but no checkpoint'
   if why:
     raise ValueError(
         f'--workdir={path} cannot go on to config.num_epochs={num_epochs}:'
         f' {why}; pass another --workdir'
     )
-  if changes:
-    print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
-    old = [path / 'report.json', path / 'report.txt']
-    for file in old + [seed / 'result.json' for seed in seeds]:
-      file.unlink(missing_ok=True)
+  print(f'{path}: from here on num_epochs is {num_epochs}, not {before}')
+  old = [path / 'report.json', path / 'report.txt']
+  for file in old + [seed / 'result.json' for seed in seeds]:
+    file.unlink(missing_ok=True)
 
 
-def _digest(content: Mapping[str, Any]) -> str:
-  """Returns a digest of the fields that say something about the result."""
+def _compared(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a config that say something about the result."""
   flat = flatten(content)
   ignored = set(NOT_COMPARED)
   if flat.get('optimizer.schedule') != 'cosine':
     ignored.add('num_epochs')
-  return files.digest({k: v for k, v in flat.items() if k not in ignored})
+  return {k: v for k, v in flat.items() if k not in ignored}
 
 
 def check_same(
@@ -340,17 +286,12 @@ def check_data(
     path: pathlib.Path,
     run: Mapping[str, Any],
     data: run_data.Data,
-    goes_on: bool = False,
-    has_own_tests: bool = False,
+    goes_on: bool,
 ) -> None:
   """Raises an error if a run was on other data; see `run_data.check`."""
-  described = None
-  if 'task.json' in run['files']:
-    described = _read_listed(path, run, 'task.json')
-  summary = lambda: run.get('data_summary', {})
-  there = run_data.Data(run['dataset'], described, run['data_digest'], summary)
+  there = run_data.Data(run['dataset'], run['described'], run['data_digest'])
   whose = f'{path} holds a run on {run["dataset"]!r}'
-  run_data.check(there, data, whose, goes_on, has_own_tests)
+  run_data.check(there, data, whose, goes_on)
 
 
 def of_tests(task: str) -> tuple[str, ...]:
@@ -366,9 +307,10 @@ def read(
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
-  contents = {name: _read_listed(path, run, name) for name in run['files']}
-  config = _with_tuples(contents['config.json'])
-  return ml_collections.ConfigDict(config), run
+  config = files.read_json(path / 'config.json', dict)
+  digest = run['config_digest']
+  files.check_digest(path / 'config.json', _compared(config), digest)
+  return ml_collections.ConfigDict(_with_tuples(config)), run
 
 
 def _with_tuples(tree: Any) -> Any:
@@ -376,16 +318,6 @@ def _with_tuples(tree: Any) -> Any:
   if isinstance(tree, Mapping):
     return {name: _with_tuples(value) for name, value in tree.items()}
   return tuple(map(_with_tuples, tree)) if isinstance(tree, list) else tree
-
-
-def _read_listed(
-    path: pathlib.Path, run: Mapping[str, Any], name: str
-) -> dict[str, Any]:
-  """Returns the content of a file whose digest is in run.json."""
-  if not (path / name).is_file():
-    raise files.RunFileError(f'{path / name} is missing')
-  content = files.read_json(path / name, dict)
-  return files.check_digest(path / name, content, run['files'].get(name))
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Trained models of a run, for users and for the modes of `train.py`."""
 
-import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import copy
 import dataclasses
 import functools
@@ -84,8 +83,7 @@ class Trained:
       `trained.model(trained.normalise(x))`.
     config: the config of the run.
     seed: one of the run's seeds.
-    task: the task that predicts. `task.splits` shows examples of inputs; where
-      the task was restored, its data are read when first asked for.
+    task: the task that predicts; a restored one has no `splits`.
   """
 
   model: nnx.Module
@@ -106,8 +104,8 @@ class Trained:
   def predict(self, inputs: Any) -> Any:
     """Returns predictions, by one compiled call for inputs of one shape.
 
-    They are arrays of JAX, or of numpy in float64 where they are numbers that
-    float32 cannot tell apart.
+    They are arrays of JAX, or of numpy in float64 where sequences are answered
+    with numbers.
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
@@ -133,12 +131,11 @@ class Trained:
     return self._answer('predict_proba', inputs)
 
   def predict_distribution(self, inputs: Any) -> Any:
-    """Returns the distribution of each number that `predict` returns.
+    """Returns the distribution of each number of a forecast.
 
     It is a NamedTuple: `mean` as of `predict`, whose inputs and errors it has,
-    `quantiles` [..., D, 19], and their `levels` from .05 to .95. Without a head
-    that tells distributions (config.data.head), all quantiles are the
-    prediction.
+    `quantiles` [..., 19], and their `levels` from .05 to .95. With the head
+    'point' (config.data.head), all quantiles are the prediction.
     """
     return self._answer('predict_distribution', inputs)
 
@@ -200,13 +197,6 @@ class Trained:
     """Returns the answers of a method, of the answers of the task."""
     if method == 'predict':
       return self.task.in_units(raw)
-    if method == 'predict_distribution':
-      last_first = lambda x: np.moveaxis(x, -1, 0)
-      quantiles = self.task.in_units(last_first(raw.quantiles))
-      return raw._replace(
-          mean=self.task.in_units(raw.mean),
-          quantiles=np.moveaxis(quantiles, 0, -1),
-      )
     if method == 'predict_proba':
       return jax.nn.softmax(raw.astype(jnp.float32), axis=-1)
     return raw
@@ -430,7 +420,7 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   """Returns a trained model of a run, finished or not.
 
   The data set is not read, and need not be there any more: training wrote the
-  facts that the task needs to task.json. A task that cannot be restored is
+  facts that the task needs to run.json. A task that cannot be restored is
   loaded by way of its data.
 
   Nothing is written, so the run may go on meanwhile.
@@ -451,45 +441,29 @@ def load(directory: str | os.PathLike[str], seed: int | None = None) -> Trained:
   # `tasks.register` also takes functions, which have no `restore`.
   make: Any = tasks.find(config.task)
 
-  def read() -> tasks.Task:
+  if run['described'] is not None and hasattr(make, 'restore'):
+    try:
+      task = make.restore(config, run['described'])
+    except (KeyError, TypeError) as error:
+      raise files.RunFileError(
+          f'{path}/run.json is not what the task {config.task!r} needs now:'
+          f' {type(error).__name__}: {error}; the task as it was in training'
+          ' would read it'
+      ) from error
+    task.dataset = run['dataset']
+  else:
     task = make(config)
     if task.dataset != run['dataset']:
       raise ValueError(
           f'the run in {path} was on {run["dataset"]!r}, but the data here are'
           f' {task.dataset!r}'
       )
-    run_directory.check_data(path, run, run_data.of_task(task))
-    return task
-
-  if 'task.json' in run['files'] and hasattr(make, 'restore'):
-    described = path / 'task.json'
-    try:
-      task = make.restore(config, files.read_json(described, dict))
-    except (KeyError, TypeError) as error:
-      raise files.RunFileError(
-          f'{described} is not what the task {config.task!r} needs now:'
-          f' {type(error).__name__}: {error}; the task as it was in training'
-          ' would read it'
-      ) from error
-    task.dataset, task.splits = run['dataset'], _Splits(lambda: read().splits)
-  else:
-    task = read()
+    run_directory.check_data(path, run, run_data.of_task(task), goes_on=False)
   if seed is None:
     seed = config.seed
   elif isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
     raise ValueError(f'seed must be an integer or None, got {seed!r}')
   return Trained(restore_best(task, path, int(seed)), config, int(seed), task)
-
-
-class _Splits(collections.UserDict):
-  """The splits of a restored task, read when they are first asked for."""
-
-  def __init__(self, read: Callable[[], Mapping[str, protocol.Split]]):
-    self._read = read
-
-  @functools.cached_property
-  def data(self) -> Mapping[str, protocol.Split]:  # type: ignore[override]
-    return self._read()
 
 
 @promotion.of_dtypes

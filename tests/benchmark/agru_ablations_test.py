@@ -62,7 +62,7 @@ class AblationsTest(absltest.TestCase):
     cases = self.directory / 'cases.txt'
     cases.write_text(f'baseline\n{lines[-1]}\n')
 
-    def run(config, workdir, flags, parallel, unused_deadline):
+    def run(config, workdir, flags, parallel):
       del config, parallel
       write_run(workdir, '--config.model.options.AGRU.epsilon=0.5' not in flags)
       self.assertIn('--config.num_seeds=3', flags)

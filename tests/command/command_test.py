@@ -9,7 +9,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 import types
 from unittest import mock
 
@@ -531,30 +530,6 @@ class SweepTest(parameterized.TestCase):
     self.assertEqual(out.count('| run |'), 2)
     table = directory / 'comparisons' / 'accuracy' / 'comparison.md'
     self.assertIn('| c |', table.read_text())
-
-  def test_time_limit(self):
-    directory = self.directory
-    program = directory / 'program'
-    program.write_text('#!/bin/sh\necho begun; exec sleep 60\n')
-    program.chmod(0o755)
-    run_until = lambda deadline: sweep._run(
-        'gru_smnist', directory / 'run', [], 1, deadline
-    )
-    with mock.patch.object(sweep.sys, 'executable', str(program)):
-      out = io.StringIO()
-      with contextlib.redirect_stdout(out):
-        self.assertEqual(run_until(time.monotonic() + 0.5), 130)
-        self.assertEqual(run_until(time.monotonic()), 130)
-    self.assertEqual(out.getvalue(), 'run: begun\nrun: not begun\n')
-
-  def test_runs_that_did_not_end_are_named(self):
-    words = '--grid=config.seed=1,2', '--time_limit=1'
-    code, _, err = self.sweep(*words, code=lambda *_: sweep.INTERRUPTED)
-    self.assertEqual(code, 3)
-    self.assertIn('seed=1 did not end in time; see', err)
-    for limit in ('0', 'nan'):
-      code, _, err = run('sweep', 'x', '--workdir=y', f'--time_limit={limit}')
-      self.assertIn(f'--time_limit must be above 0; got {float(limit)}', err)
 
 
 if __name__ == '__main__':

@@ -15,7 +15,6 @@ import pytest
 import rnnzoo
 from rnnzoo import tasks
 from rnnzoo.tasks import backbones
-from rnnzoo.training import experiment
 from rnnzoo.training import optimization
 from rnnzoo.training import step
 from tests.testing import sequence_files
@@ -250,19 +249,6 @@ class ConfigsTest(parameterized.TestCase):
     if message:
       self.assertLen(logs.output, 1)
       self.assertIn(message, logs.output[0])
-
-  @parameterized.parameters(
-      'gru_multi30k',
-      'attention_multi30k',
-      'mingru_characters',
-      'mingru_selective_copying',
-  )
-  def test_one_layer_whose_task_has_other_places_for_dropout(self, name):
-    config = load_config(name)
-    config.model.update(num_layers=1, dropout_rate=0.5)
-    backbones._warn_once.cache_clear()
-    with self.assertNoLogs('absl', 'WARNING'):
-      experiment._check_layers(config)
 
   @pytest.mark.slow
   def test_layers_of_a_translation(self):

@@ -35,9 +35,6 @@ class FiguresTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_no_name_is_a_formula(self):
-    weights = np.ones((1, 2))
-    pairs = [(weights, (FORMULA, '$'), ('$$',))]
-    figures.plot_attention(self.path, 'title', pairs)
     names = FORMULA, 'a$b$'
     figures.plot_confusions(self.path, FORMULA, [[3, 1], [0, 2]], names)
     self.assertStartsWith(self.path.read_bytes(), b'\x89PNG')

@@ -1,4 +1,4 @@
-"""Human activity recognition: the archive's text files, and what stands in."""
+"""Human activity recognition: the archive's text files."""
 
 import contextlib
 import io
@@ -7,7 +7,6 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
-import pytest
 
 from configs import base_har
 from rnnzoo.tasks.series import har
@@ -27,11 +26,9 @@ class HarTest(parameterized.TestCase):
 
   def load(self, directory, **data):
     config = base_har.get_config()
-    config.data.update(manual_dir=str(directory), **data)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-      task = har.HumanActivity(config)
-    self.printed = printed.getvalue()
-    return task
+    config.data.update(manual_dir=str(directory), standardize=False, **data)
+    with contextlib.redirect_stdout(io.StringIO()):
+      return har.HumanActivity(config)
 
   def test_text_files(self):
     # A tab may stand where a space does.
@@ -40,10 +37,10 @@ class HarTest(parameterized.TestCase):
     task = self.load(self.folder)
     self.assertEqual(task.dataset, 'UCI HAR')
     self.assertEqual(task.answers.names, ('walking', 'aufwärts'))
-    self.assertEqual(task.splits['test']['x'].shape, (8, 4, 9))
+    self.assertEqual(task.splits['test']['inputs'].shape, (8, 4, 9))
     for split in task.splits.values():
       np.testing.assert_array_equal(
-          np.round(split['x'][:, 0, 5]), split['y'] + 1
+          np.round(split['inputs'][:, 0, 5]), split['y'] + 1
       )
 
   def test_people_who_validate_do_not_train(self):
@@ -52,7 +49,7 @@ class HarTest(parameterized.TestCase):
     x, people = har.read(directory, 'train')
     found = {}
     for name in ('train', 'validation'):
-      rows = {row.tobytes() for row in task.splits[name]['x']}
+      rows = {row.tobytes() for row in task.splits[name]['inputs']}
       found[name] = {
           person
           for person, row in zip(people, x.x, strict=True)
@@ -60,13 +57,6 @@ class HarTest(parameterized.TestCase):
       }
     self.assertLen(found['validation'], 1)
     self.assertEmpty(found['train'] & found['validation'])
-
-  @pytest.mark.slow
-  def test_stand_in(self):
-    task = self.load('')
-    self.assertEqual(task.dataset, 'BasicMotions in place of UCI HAR')
-    self.assertIn('WARNING: this run trains on BasicMotions', self.printed)
-    self.assertLen(task.splits['test']['x'], 40)
 
   @parameterized.parameters(
       ('train/y_train.txt', '1\nwalking\n', 'no table of numbers'),
@@ -101,9 +91,11 @@ class HarTest(parameterized.TestCase):
     ):
       self.load(self.directory, validation_fraction=0.99)
     task = self.load(self.directory, validation_fraction=0.75)
-    self.assertLen(task.splits['train']['x'], 2)
+    self.assertLen(task.splits['train']['inputs'], 2)
 
   def test_a_file_is_missing(self):
+    with self.assertRaisesRegex(FileNotFoundError, 'manual_dir must hold the'):
+      self.load('')
     (self.folder / TRAIN / 'body_acc_z_train.txt').unlink()
     with self.assertRaisesRegex(FileNotFoundError, 'body_acc_z_train.txt'):
       self.load(self.directory)

@@ -1,7 +1,6 @@
 """Sequences in .npz files: forms, splits, and errors that name the place."""
 
 import contextlib
-import functools
 import io
 import pathlib
 import random
@@ -55,7 +54,6 @@ class NpzTest(parameterized.TestCase):
     np.testing.assert_array_equal(found.x[0], [[0, 1], [0, 0], [0, 0]])
     np.testing.assert_array_equal(found.x[1], X[1])
     np.testing.assert_array_equal(found.y, y)
-    self.assertEqual(found.x.dtype, np.float32)
     # Beyond a sequence's end anything may stand.
     found = npz.read(self.write(x=NAN, y=[0, 1], lengths=[3, 2]), CLASSES)
     self.assertEqual(found.x[1, 2, 0], 0.0)
@@ -86,7 +84,6 @@ class NpzTest(parameterized.TestCase):
   def test_numbers(self, form, shape, expected):
     found = npz.read(self.write(x=X, y=np.ones(shape, np.int64)), form)
     self.assertEqual(found.y.shape, expected)
-    self.assertEqual(found.y.dtype, np.float32)
 
   @parameterized.parameters(
       ({'steps': X[0]}, 'either x'),
@@ -139,68 +136,32 @@ class NpzTest(parameterized.TestCase):
     told = self.printed(x=X, y=[0, 1], mask=np.ones((2, 3)))
     self.assertIn("its array 'mask', only x, steps, y, lengths", told)
 
-  def test_padding_without_lengths_is_told(self):
+  @parameterized.parameters(0, np.nan)
+  def test_padding_without_lengths_is_told(self, value):
     lengths = np.array([3, 5, 4, 8, 2])
-    x = 1 + np.random.RandomState(0).rand(5, 8)
-    x[np.arange(8) >= lengths[:, None]] = 0
-    x[0, 1] = 0  # In the middle, which is no padding.
-    read = functools.partial(self.printed, y=np.arange(5))
-    self.assertIn('4 of 5 sequences end in steps of zeros, 18 of', read(x=x))
-    x[:2, -1] = 1
-    self.assertIn('2 of 5 sequences end in steps of zeros, 10', read(x=x))
+    x = 1 + np.random.RandomState(0).rand(5, 8, 2)
+    x[np.arange(8) >= lengths[:, None]] = value
+    x[0, 1] = value  # In the middle, which is no padding.
+    form = CLASSES._replace(missing='zero')
+
+    def told(x, **more):
+      self.write(x=x, y=np.arange(5), **more)
+      with contextlib.redirect_stdout(io.StringIO()) as printed:
+        npz.read(self.path, form)
+      return printed.getvalue()
+
+    self.assertIn('4 of 5 sequences end in steps of zeros or NaN, 18', told(x))
+    self.assertEqual(told(x, lengths=lengths), '')
+    self.assertEqual(told(x[:, -1:]), '')  # One step is no padding.
     x[:, -1] = 1
-    self.assertEqual(read(x=x), '')
-    self.assertEqual(read(x=0 * x[:, :1]), '')  # One step is no padding.
-    self.assertRegex(read(x=0 * x), '5 of 5 sequences .* 40 of 40 steps')
-
-  @parameterized.product(
-      value=(0, -999.5, np.nan, 1e39, 'vector', 'NaN and 7'),
-      side=('behind', 'before', 'any'),
-      columns=(1, 3),
-  )
-  def test_padding_of_any_kind_is_told(self, value, side, columns):
-    rng = np.random.RandomState(0)
-    lengths, steps = rng.randint(1, 9, 40), np.arange(8)
-    plain = rng.randn(40, 8, columns)
-    halves = {'behind': 0, 'before': 2, 'any': np.arange(40) % 3}[side]
-    starts = ((8 - lengths) * halves // 2)[:, None]
-    padded = (steps < starts) | (steps >= starts + lengths[:, None])
-    if value == 'vector':
-      value = np.arange(columns) + 0.5
-    elif value == 'NaN and 7':
-      value = np.array([np.nan, 7, 7])[:columns]
-    x = np.where(padded[..., None], value, plain)
-    read = functools.partial(self.printed, y=np.arange(40) % 2)
-    self.assertEqual(read(x=plain), '')
-    if np.abs(value).max() < 1e38:
-      told = read(x=x)
-    else:
-      out = io.StringIO()
-      self.write(x=x, y=np.arange(40) % 2)
-      with self.assertRaisesRegex(ValueError, 'is (nan|inf) '):
-        with contextlib.redirect_stdout(out):
-          npz.read(self.path, CLASSES)
-      told = out.getvalue()
-    words = 'end in' if side == 'behind' else 'begin'
-    self.assertRegex(told, f'^WARNING.*[0-9] sequences {words}|\n.*{words}')
-    if side == 'behind':
-      self.assertEqual(read(x=x, lengths=lengths), '')
-
-  def test_padding_before_and_lengths_cut_off_what_counts(self):
-    x = 1 + np.random.RandomState(0).rand(4, 8, 2)
-    lengths = np.array([3, 8, 6, 5])
-    x[np.arange(8) < 8 - lengths[:, None]] = 0
-    told = self.printed(x=x, y=[0, 1, 0, 1], lengths=lengths)
-    self.assertIn('3 of 4 sequences begin with steps of', told)
+    self.assertEqual(told(x), '')
 
   def test_chance_is_no_padding(self):
     rng = np.random.RandomState(0)
-    switch = rng.randint(1, 9, (200, 1))
     for x in (
         rng.randint(0, 9, (200, 9)),
         np.eye(5)[rng.randint(0, 5, (200, 9))],
         np.repeat(rng.randint(0, 50, (200, 5)), 4, axis=1),
-        1 + ((np.arange(9) < switch) ^ rng.randint(0, 2, (200, 1))),
     ):
       self.assertEqual(self.printed(x=x, y=np.arange(len(x)) % 2), '')
 
@@ -251,12 +212,11 @@ class FolderTest(parameterized.TestCase):
       (('train', 'more'), {}, 'more.npz belongs to no split'),
       (('test',), {}, 'no train.npz'),
       (('test', 'train'), {'x': np.zeros((24, 6, 3))}, '3 columns'),
-      (('Train', 'Test'), {}, "looks like a split; .*'T"),
+      (('Train', 'Test'), {}, 'looks like a split'),
       (('train', 'Test'), {}, 'Test.npz belongs to no split'),
-      (('training', 'more'), {}, "'training'"),
-      (('a', 'val'), {}, "val.npz looks .*'val'"),
-      (('mine_TRAIN', 'mine_TEST'), {}, "without 'TEST'"),
-      (('xTrain', 'x'), {}, "without 'Train'"),
+      (('training', 'more'), {}, 'training.npz looks like'),
+      (('a', 'val'), {}, 'val.npz looks'),
+      (('mine_TRAIN', 'mine_TEST'), {}, 'name splits train.npz'),
       (('test', 'train'), {'y': ['a', 'b'] * 12}, 'y holds text'),
       (('test', 'train'), {'y': np.zeros((24, 3))}, r'y has \[3\] n', NUMBERS),
   )

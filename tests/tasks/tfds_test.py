@@ -75,6 +75,7 @@ class TfdsTest(parameterized.TestCase):
     config = base_sequences.get_config()
     config.data.update(source=f'tfds:{name}', data_dir=self.directory, **data)
     config.data.update(validation_fraction=0.2, test_fraction=0.2)
+    config.data.standardize = False
     return sequences.OwnSequences(config)
 
   def test_images(self):
@@ -96,18 +97,18 @@ class TfdsTest(parameterized.TestCase):
     task = self.sequences('made_images')
     self.assertEqual(task.dataset, f'made_images/{VERSION}')
     self.assertEqual(task.class_names, ('ant', 'zebra'))
-    sizes = {name: len(split['x']) for name, split in task.splits.items()}
+    sizes = {name: len(split['inputs']) for name, split in task.splits.items()}
     self.assertEqual(sizes, {'train': 12, 'validation': 3, 'test': 5})
     test = task.splits['test']
-    self.assertEqual(test['x'].shape, (5, 4, 9))
+    self.assertEqual(test['inputs'].shape, (5, 4, 9))
     # Shards are written in an order of their own.
-    for x, y in zip(test['x'], test['y'], strict=True):
+    for x, y in zip(test['inputs'], test['y'], strict=True):
       (place,) = np.flatnonzero((pixels.reshape(20, 4, 9) == x).all((1, 2)))
       self.assertGreaterEqual(place, 15)
       self.assertEqual(task.class_names[y], ('zebra', 'ant')[place % 2])
     by_pixel = self.sequences('made_images', sequence='pixel')
     np.testing.assert_array_equal(
-        by_pixel.splits['test']['x'], test['x'].reshape(5, 12, 3)
+        by_pixel.splits['test']['inputs'], test['inputs'].reshape(5, 12, 3)
     )
     with self.assertRaisesRegex(ValueError, "kind must be 'classification'"):
       self.sequences('made_images', kind='regression')
@@ -142,7 +143,7 @@ class TfdsTest(parameterized.TestCase):
     found = {}
     for split in task.splits.values():
       for x, length, y in zip(
-          split['x'], split['lengths'], split['y'], strict=True
+          split['inputs'], split['lengths'], split['y'], strict=True
       ):
         np.testing.assert_array_equal(x[:length], rows[length - 1]['steps'])
         found[int(length)] = int(y)

@@ -46,17 +46,17 @@ class TimeSeriesTest(absltest.TestCase):
   def test_japanese_vowels(self):
     task = load()
     self.assertEqual(task.dataset, 'JapaneseVowels')
-    sizes = {name: len(split['x']) for name, split in task.splits.items()}
+    sizes = {name: len(split['inputs']) for name, split in task.splits.items()}
     self.assertEqual(sizes, {'train': 230, 'validation': 40, 'test': 370})
     lengths = task.splits['test']['lengths']
     self.assertEqual((lengths.min(), lengths.max()), (7, 29))
-    self.assertEqual(task.splits['test']['x'].shape[2], 12)
+    self.assertEqual(task.splits['test']['inputs'].shape[2], 12)
     self.assertLen(task.answers.names, 9)
     # 30 training sequences of each speaker, 4 or 5 of which validate.
     counts = np.bincount(task.splits['validation']['y'])
     self.assertBetween(counts.min(), 4, 5)
     # Nothing but padding is zero in all columns.
-    x = np.abs(task.splits['test']['x']).sum(-1)
+    x = np.abs(task.splits['test']['inputs']).sum(-1)
     np.testing.assert_array_equal((x > 0).sum(1), lengths)
 
   def test_converted_arrays_are_the_same(self):
@@ -71,7 +71,7 @@ class TimeSeriesTest(absltest.TestCase):
     self.write('Mine', 'train')
     self.write('Mine', 'test', x=np.ones((24, 9, 2)))  # Of another length.
     shapes = lambda **data: {
-        name: split['x'].shape[:2]
+        name: split['inputs'].shape[:2]
         for name, split in self.mine(**data).splits.items()
     }
     self.assertEqual(shapes()['test'], (24, 9))
@@ -139,7 +139,7 @@ class TimeSeriesTest(absltest.TestCase):
     good = '\n'.join(f'1,{i}:3,4:{"ab"[i % 2]}' for i in range(8))
     for split in ('TRAIN', 'TEST'):
       self.write_text(split, '@dimension 2\n', good)
-    self.assertEqual(self.mine().splits['test']['x'].shape, (8, 2, 2))
+    self.assertEqual(self.mine().splits['test']['inputs'].shape, (8, 2, 2))
     # aeon raises an OSError for the first, and returns nothing for the other.
     for rows in ('1,2:3,4:a\n1,2:b', ''):
       self.write_text('TEST', '@dimension 2\n', rows)

@@ -130,7 +130,7 @@ class RunFilesTestCase(parameterized.TestCase):
     """Opens the copy as `prepare` does; fields change what is described."""
     data = run_data.of_task(self.experiment.task)
     if described:
-      data = data._replace(described=data.described | described, digest='')
+      data = data._replace(described=data.described | described)
     return run_directory.open_or_create(
         config or self.experiment.config,
         data,
@@ -393,54 +393,21 @@ class KilledTest(RunFilesTestCase):
 
 
 class LostFilesTest(RunFilesTestCase):
-  """run.json, config.json and task.json: lost, changed, of other data."""
+  """run.json and config.json: lost, or of other data."""
 
-  NAMES = ('run.json', 'config.json', 'task.json')
-
-  def lose(self, *names: str, how: str = 'deleted') -> None:
-    self.copy()
-    for name in names:
-      text = (self.workdir / name).read_text()
-      cut = {
-          'changed': text.replace('s', 't', 1),
-          'cut': text[: len(text) // 2],
-      }
+  def test_what_is_lost_must_be_put_back(self):
+    for name in ('run.json', 'config.json'):
+      self.copy()
       (self.workdir / name).unlink()
-      if how in cut:
-        (self.workdir / name).write_text(cut[how])
-
-  def test_a_checkpoint_says_whose_they_are(self):
-    other = self.experiment.config.copy_and_resolve_references()
-    other.optimizer.learning_rate *= 2
-    hows = 'changed', 'cut', 'deleted'
-    cases = [((n,), how) for n in self.NAMES for how in hows]
-    for names, how in [*cases, (self.NAMES, 'deleted'), (self.NAMES, 'cut')]:
-      with self.subTest(f'{names} {how}'):
-        self.lose(*names, how=how)
-        with self.assertRaisesRegex(ValueError, str(self.workdir)):
-          self.open(other)
-        with self.assertRaisesRegex(ValueError, str(self.workdir)):
-          self.open(class_names=['plus', 'minus'])
-        for use in (training.load, lambda path: self.open(mode='evaluate')):
-          with self.assertRaisesRegex(
-              (FileNotFoundError, training.RunFileError), str(self.workdir)
-          ):
-            use(self.workdir)
+      with self.assertRaisesRegex(ValueError, f'{self.workdir}.*{name}'):
         self.open()
-        for name in self.NAMES:
-          self.assertEqual(
-              (self.workdir / name).read_bytes(),
-              (self.whole / name).read_bytes(),
-          )
-        training.load(self.workdir)
-
-  def test_without_a_checkpoint(self):
-    for name in self.NAMES[:2]:
-      self.lose(name)
-      shutil.rmtree(self.workdir / 'seed_0/checkpoints')
-      (self.workdir / 'seed_0/result.json').unlink()
-      with self.assertRaisesRegex(ValueError, f'holds seeds but no {name}'):
-        self.open()
+      for use in (training.load, lambda path: self.open(mode='evaluate')):
+        with self.assertRaisesRegex(
+            (FileNotFoundError, training.RunFileError), str(self.workdir)
+        ):
+          use(self.workdir)
+      shutil.copy(self.whole / name, self.workdir)
+      self.open()
 
   def test_other_data(self):
     self.copy()
@@ -460,15 +427,12 @@ class LostFilesTest(RunFilesTestCase):
     shutil.rmtree(self.workdir / 'seed_0')
     self.open(class_names=['a', 'b', 'c'])
     _, run = run_directory.read(self.workdir)
-    text = (self.workdir / 'task.json').read_text()
-    self.assertEqual(json.loads(text)['class_names'], ['a', 'b', 'c'])
-    self.assertEqual(run['files']['task.json'], files.digest(json.loads(text)))
+    self.assertEqual(run['described']['class_names'], ['a', 'b', 'c'])
 
   def test_other_numbers(self):
     """Those that nothing describes: labels, a few inputs, a source of text."""
     self.copy()
     task = self.experiment.task
-    run = json.loads((self.workdir / 'run.json').read_text())
 
     def opened(mode='train'):
       with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -481,7 +445,6 @@ class LostFilesTest(RunFilesTestCase):
         )
       return out.getvalue()
 
-    self.assertIn("['train'][0]['label']", run['data_summary'])
     for name, change in {
         'label': lambda x: 1 - x,
         'inputs': lambda x: x * 1000 + 5000,
@@ -492,14 +455,10 @@ class LostFilesTest(RunFilesTestCase):
       other, name = type(task)(), name.split()[0]
       train = other.splits['train']
       train[name] = change(train[name])
-      message = rf"other numbers in \['train'\]\[0\]\['{name}'\]"
+      message = 'with other data .other numbers in its arrays'
       with self.assertRaisesRegex(ValueError, f'{message}.; put back'):
         opened()
       self.assertRegex(opened('evaluate'), f'WARNING: .*{message}')
-    # As another machine might round them.
-    other = type(task)()
-    other.splits['train']['inputs'] *= np.float32(1 + 1e-6)
-    self.assertIn('not the same in every bit', opened())
 
   def test_killed_between_two_files(self):
     """Whichever file was the last one, the run goes on."""
@@ -513,8 +472,8 @@ class LostFilesTest(RunFilesTestCase):
       new()
       self.open(class_names=['a', 'b'])
 
-    for begin in (new, with_other_data, lambda: self.lose(*self.NAMES)):
-      for count in range(3):
+    for begin in (new, with_other_data):
+      for count in range(2):
         begin()
         with mock.patch.object(files, 'write_json', killed_after(count)):
           with self.assertRaises(KeyboardInterrupt):
@@ -529,7 +488,7 @@ class ReportFilesTest(RunFilesTestCase):
     for name in ('report.json', 'seed_0/metrics.csv', 'seed_0/seconds.csv'):
       with self.subTest(name):
         self.copy()
-        (self.workdir / 'report.txt').unlink()
+        (self.workdir / 'report.json').unlink()
         shutil.rmtree(self.workdir / 'seed_0')
         (self.workdir / 'seed_0').mkdir()
         (self.workdir / f'{name}.part').symlink_to('/dev/full')
@@ -588,10 +547,9 @@ class RunDirectoryTest(RunFilesTestCase):
   def test_files_of_somebody_else_stay(self):
     self.workdir.mkdir()
     for name, message in {
-        'config.json': 'holds a config.json but no run.json',
-        'report.json': 'holds a report.json but no run.json',
-        'task.json': 'holds a task.json but no run.json',
-        'run.json': 'a run.json that no run wrote',
+        'config.json': 'holds config.json, but no run.json',
+        'report.json': 'holds report.json, but no run.json',
+        'run.json': 'run.json is damaged: it was changed',
     }.items():
       path = self.workdir / name
       path.write_text('{"mine": 1}')
@@ -599,7 +557,6 @@ class RunDirectoryTest(RunFilesTestCase):
         self.open(self.workdir)
       self.assertEqual(path.read_text(), '{"mine": 1}')
       path.unlink()
-    (self.workdir / 'run.json').write_text('{')  # Not written to the end.
     self.open(self.workdir)
     self.open(self.workdir)
 

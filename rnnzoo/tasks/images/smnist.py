@@ -53,11 +53,9 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
   """Classifies images that are read as sequences.
 
   Attributes:
-    dataset: the data set's name, or that of its stand-in.
     splits: 'train', 'validation', 'test', each with 'inputs' uint8 [N, T, in]
       and 'label' int32 [N].
     batch_size: `config.batch_size`, or less for digits.
-    class_names: names of classes.
   """
 
   model_rules = classification.RULES

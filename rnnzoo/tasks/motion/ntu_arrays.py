@@ -1,7 +1,7 @@
 """Recordings of skeletons as arrays: in memory, and as a folder of two files.
 
   frames.npy    float32 [frames of all, 2, 25, 3], mapped into memory;
-  index.json    names, how many frames each has, and their source.
+  index.json    names, and how many frames each has.
 
 `rnnzoo.tasks.motion.ntu_conversion` makes such a folder. It writes the index
 last, so a folder with an index is whole.
@@ -26,7 +26,6 @@ class Recordings(NamedTuple):
   names: list[ntu_files.Name]  # Names of recordings, [N].
   # N arrays float32 [n, 2, 25, 3]: x, y, z in metres, zeros for an absent body.
   frames: list[np.ndarray]
-  source: str = ''  # A name for the files that were converted.
 
 
 def read(directory: str | os.PathLike[str]) -> Recordings:
@@ -56,7 +55,7 @@ def read(directory: str | os.PathLike[str]) -> Recordings:
     parts = np.split(np.asarray(frames), np.cumsum(lengths)[:-1])
     for name, part in zip(names, parts, strict=True):
       ntu_files.check_frames(part, name.text())
-    return Recordings(names, parts, index['source'])
+    return Recordings(names, parts)
   except (OSError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
         f'{directory} is damaged: {error}; copy it again, or remove its'

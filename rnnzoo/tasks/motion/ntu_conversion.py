@@ -9,22 +9,17 @@ converted, with the reason; left_out.txt has each file whose frames or persons
 are not all converted, and how many are left out.
 
 Several processes read the files; this one writes the frames in order. The index
-is written last, so a conversion that was killed starts anew. Where the file
-system has locks, a folder is the destination of one conversion at a time.
+is written last, so a conversion that was killed starts anew.
 """
 
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import process
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import pathlib
 import sys
-import threading
-import time
 from typing import BinaryIO, NamedTuple, NoReturn
 
 import joblib
@@ -51,8 +46,6 @@ class Result(NamedTuple):
   skipped: tuple[tuple[str, str], ...]
   # (file, how many frames and persons) of files converted in part.
   left_out: tuple[tuple[str, str], ...]
-  # Number of files that this call read; 0 if an earlier call converted them.
-  num_read: int
 
 
 def convert(
@@ -64,7 +57,8 @@ def convert(
 
   Args:
     source: the folder. Links in it are followed.
-    destination: the folder of the result, which is made.
+    destination: the folder of the result, which is made. One that holds a
+      result is refused.
     num_processes: number of processes that read files; None for one a core, 0
       or 1 for none beside this one.
 
@@ -75,23 +69,18 @@ def convert(
     raise ValueError(f'num_processes must be from 0; got {num_processes}')
   source = fields.expand(source)
   destination = fields.expand_directory(destination, 'destination')
-  paths = _find(source)
-  digest = _digest(source, paths)
-  is_done = (destination / ntu_arrays.INDEX).is_file()
-  if not is_done:
-    _write(destination, digest, source, paths, num_processes)
-  recordings = ntu_arrays.read(destination)
-  if recordings.source != digest:
+  if (destination / ntu_arrays.INDEX).exists():
     raise ValueError(
-        f'{destination} holds what other files were converted to, or the same'
-        ' before they or this program changed; name another folder'
+        f'{destination} holds a conversion; name another folder, or remove its'
+        f' {ntu_arrays.INDEX}'
     )
+  _write(destination, source, _find(source), num_processes)
+  recordings = ntu_arrays.read(destination)
   return Result(
       len(recordings.names),
       sum(map(len, recordings.frames)),
       _listed(destination / SKIPPED),
       _listed(destination / LEFT_OUT),
-      0 if is_done else len(paths),
   )
 
 
@@ -127,20 +116,6 @@ def _refuse(error: OSError) -> NoReturn:
   raise error
 
 
-def _digest(source: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
-  """Returns a name for these files as they are."""
-  # Arrays converted by other rules have another name.
-  result = hashlib.sha256(b'persons')
-  for path in paths:
-    state = path.stat(follow_symlinks=os.path.exists(path))
-    # Whoever makes it readable wants it converted.
-    suffix = '' if os.access(path, os.R_OK) else ' unreadable'
-    name = _printable(path.relative_to(source))
-    line = f'{name} {state.st_size} {state.st_mtime_ns}{suffix}\n'
-    result.update(line.encode())
-  return result.hexdigest()[:16]
-
-
 def _printable(text: str | os.PathLike[str]) -> str:
   r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
   text = os.fsencode(text).decode('utf-8', 'backslashreplace')
@@ -148,17 +123,6 @@ def _printable(text: str | os.PathLike[str]) -> str:
       char if char.isprintable() else char.encode('unicode_escape').decode()
       for char in text
   )
-
-
-def _end_with(parent: int) -> None:
-  """Ends this process, which reads files, when its parent is killed."""
-
-  def wait():
-    while os.getppid() == parent:
-      time.sleep(1)
-    os._exit(1)
-
-  threading.Thread(target=wait, daemon=True).start()
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
@@ -172,7 +136,6 @@ def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
 
 def _write(
     destination: pathlib.Path,
-    digest: str,
     source: pathlib.Path,
     paths: Sequence[pathlib.Path],
     num_processes: int | None,
@@ -185,11 +148,9 @@ def _write(
   partial = destination / (ntu_arrays.FRAMES + '.part')
   bar = tqdm.tqdm(paths, unit='file', dynamic_ncols=True, disable=None)
   jobs = -1 if num_processes is None else max(num_processes, 1)
-  parallel = joblib.Parallel(
-      jobs, return_as='generator', initializer=_end_with, initargs=[os.getpid()]
-  )
+  parallel = joblib.Parallel(jobs, return_as='generator')
   results = parallel(joblib.delayed(_read)(path) for path in paths)
-  with _open_alone(partial) as file, bar, contextlib.closing(results):
+  with partial.open('wb') as file, bar, contextlib.closing(results):
     _write_header(file, 0)
     for path, (frames, text) in zip(bar, results, strict=True):
       if text:
@@ -216,27 +177,10 @@ def _write(
           f' {destination / SKIPPED}'
       )
     os.replace(partial, destination / ntu_arrays.FRAMES)
-    content = {'source': digest, 'names': names, 'lengths': lengths}
+    content = {'names': names, 'lengths': lengths}
     partial = destination / (ntu_arrays.INDEX + '.part')
     partial.write_text(json.dumps(content), encoding='utf-8')
     os.replace(partial, destination / ntu_arrays.INDEX)
-
-
-def _open_alone(path: pathlib.Path) -> BinaryIO:
-  """Opens an empty file, which other conversions cannot open until its end."""
-  file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), 'wb')
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError as error:
-    file.close()
-    raise ValueError(
-        f'{path.parent} is in use by another conversion; wait for its end, or'
-        ' name another folder'
-    ) from error
-  except OSError:  # Some network file systems have no locks.
-    pass
-  file.truncate()
-  return file
 
 
 def _write_header(file: BinaryIO, num_frames: int) -> None:
@@ -271,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130
   print(
       f'{result.num_converted:,} recordings with {result.num_frames:,} frames'
-      f' are in {given.destination}; {result.num_read:,} files were read'
+      f' are in {given.destination}'
       f'\n{len(result.left_out):,} files are converted in part, see {LEFT_OUT}'
       f' there; {len(result.skipped):,} files are skipped, see'
       f' {SKIPPED}'

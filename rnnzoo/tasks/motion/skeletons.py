@@ -40,12 +40,10 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
   """Classifies recordings of skeletons.
 
   Attributes:
-    dataset: 'NTU RGB+D 60, cross_subject', say, or its stand-in.
     splits: 'train', 'validation', 'test', each with 'frames'
       [N, L, 2, 25, 3], 'length' int32 [N] and 'label' int32 [N], the last two
       also with 'offsets' float32 [N, S, T], the samplings.
     batch_size: `config.batch_size`, or less for synthetic motions.
-    class_names: 'A001' to 'A060', say.
   """
 
   rules: fields.Rules = {

@@ -5,12 +5,13 @@ are [B] or [B, T]. Both kinds have
 
   metrics       the metrics, the main one first
   out_features  numbers that the model gives for an answer
-  shift         numbers taken off answers before float32 rounds them, [D]
   known         (answers, with something finite where there is none; whether
                 there is one, with the leading axes)
   evaluate      losses, scores and predictions, with the leading axes, of
                 outputs [..., out_features], answers and a smoothing of labels
   predict       predictions from the model's outputs
+  in_units      predictions in the units of the data, for the user
+  encoded       answers of `Sequences` as in the splits, by which of them count
   given         a user's y as in the splits, by which of it is no padding
   measure       results that are no means, of arrays of one leading axis
   describe      numbers about answers of one leading axis
@@ -21,7 +22,6 @@ Dimensions: B batch, T time, D numbers of an answer.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 from typing import Any
 
 import jax
@@ -31,7 +31,6 @@ import numpy as np
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 
 
@@ -39,11 +38,14 @@ class Classes:
   """One of several classes; y is int32."""
 
   metrics = classification.METRICS
-  shift = np.zeros(1)
 
   def __init__(self, names: Sequence[str]):
     self.names = tuple(names)
     self.out_features = len(self.names)
+
+  def encoded(self, y, valid) -> np.ndarray:
+    del valid
+    return y
 
   def known(self, y) -> tuple[jax.Array, jax.Array]:
     known = y != sequence_arrays.NO_LABEL
@@ -54,6 +56,9 @@ class Classes:
 
   def predict(self, outputs) -> jax.Array:
     return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+
+  def in_units(self, predictions) -> jax.Array:
+    return predictions
 
   def given(self, y, valid) -> np.ndarray:
     y = array_checks.one(y, 'y must be one array')
@@ -80,69 +85,52 @@ class Classes:
 
 
 class Numbers:
-  """Numbers; y is float32 [..., D], less the shift.
+  """Numbers; y and the model's outputs are float32 [..., D], in deviations.
 
-  The model's outputs count in deviations from the mean of the training answers,
-  and so does the loss; scores and metrics are in the units of the data.
+  So is the loss; scores and metrics are in the units of the data.
 
   Args:
-    mean: mean of the training answers less the shift, [D]; zeros for outputs in
-      units of the data.
+    mean: mean of the training answers, [D]; zeros for units of the data.
     deviation: their standard deviation, [D]; ones for units of the data.
-    shift: numbers taken off answers before float32 rounds them, [D].
-    head: the name of a head; a prediction is the mean of its distribution.
   """
 
-  def __init__(
-      self,
-      mean: np.ndarray,
-      deviation: np.ndarray,
-      shift: np.ndarray | float = 0.0,
-      head: str = 'point',
-  ):
-    self.mean, self.head = np.asarray(mean, np.float32), head
-    self.shift = np.zeros(self.mean.shape) + shift
-    self.deviation = np.asarray(deviation, np.float32)
-    self.out_features = len(self.mean) * heads.SIZES[head]
-    metric = functools.partial(
-        protocol.Metric, higher_is_better=False, form='.4g'
-    )
-    of_head = () if head == 'point' else (metric('crps'),)
-    self.metrics = (*of_head, metric('mse'), metric('mae'))
+  metrics = tuple(
+      protocol.Metric(name, higher_is_better=False, form='.4g')
+      for name in ('mse', 'mae')
+  )
+
+  def __init__(self, mean: np.ndarray, deviation: np.ndarray):
+    self.mean = np.asarray(mean, np.float64)
+    self.deviation = np.asarray(deviation, np.float64)
+    self.out_features = len(self.mean)
+
+  def encoded(self, y, valid) -> np.ndarray:
+    # A missing answer stays NaN.
+    return sequence_arrays.standardized(y, valid, self.mean, self.deviation)
 
   def known(self, y) -> tuple[jax.Array, jax.Array]:
     known = ~jnp.any(jnp.isnan(y), axis=-1)
-    return jnp.where(known[..., None], y, self.mean), known
+    return jnp.where(known[..., None], y, 0), known
 
   def evaluate(self, outputs, y, smoothing) -> protocol.Evaluation:
     del smoothing
-    y = sequence_arrays.standardized(y, self.mean, self.deviation)
-    # Metrics have no gradient, and the quantiles of 'student' have none.
-    constant = jax.lax.stop_gradient(outputs)
-    found = self.distribution(constant, False)
-    errors = (found.mean - y) * self.deviation
-    scores = {'mse': errors**2, 'mae': jnp.abs(errors)}
-    if self.head != 'point':
-      pinball = heads.pinball(found.quantiles, y)
-      scores['crps'] = 2 * pinball * self.deviation
+    predictions = self.predict(outputs)
+    errors = predictions - y
+    in_units = errors * self.deviation.astype(np.float32)
+    scores = {'mse': in_units**2, 'mae': jnp.abs(in_units)}
     return protocol.Evaluation(
-        jnp.mean(heads.losses(outputs, y, self.head), axis=-1),
+        jnp.mean(errors**2, axis=-1),
         {name: jnp.mean(score, axis=-1) for name, score in scores.items()},
-        predictions=self.predict(constant),
+        predictions=predictions,
     )
 
   def predict(self, outputs) -> jax.Array:
-    return self.distribution(outputs).mean
+    return outputs.astype(jnp.float32)
 
-  def distribution(self, outputs, in_units=True) -> heads.Distribution:
-    """Returns distributions, less the shift, or in deviations."""
-    found = heads.distribution(outputs, self.head)
-    if not in_units:
-      return found
-    quantiles = found.quantiles * self.deviation[:, None] + self.mean[:, None]
-    return found._replace(
-        mean=found.mean * self.deviation + self.mean, quantiles=quantiles
-    )
+  def in_units(self, predictions) -> Any:
+    if isinstance(predictions, jax.core.Tracer):
+      return predictions * self.deviation + self.mean
+    return np.asarray(predictions, np.float64) * self.deviation + self.mean
 
   def given(self, y, valid) -> np.ndarray:
     size, are_steps = len(self.mean), valid.ndim > 1
@@ -150,7 +138,7 @@ class Numbers:
         y, 'y', (*valid.shape, size), kinds='iufb', needs_last=size > 1
     )
     array_checks.finite(y, valid, 'y', allow_nan=are_steps)
-    return sequence_arrays.centre(y, self.shift, valid)
+    return self.encoded(y, valid)
 
   def measure(self, y, predictions) -> dict[str, Any]:
     del y, predictions
@@ -167,8 +155,6 @@ class Numbers:
     return {
         'mean': self.mean.tolist(),
         'deviation': self.deviation.tolist(),
-        'shift': self.shift.tolist(),
-        'head': self.head,
     }
 
 

@@ -13,9 +13,6 @@ The archive is read as it is unpacked:
       train/Inertial Signals/body_acc_x_train.txt     a window of 128 a line
       test/...                                as in train
 
-If it is not there, BasicMotions of the UEA archive stands in for it: four
-motions, from a watch.
-
 References:
   Anguita, Ghio, Oneto, Parra, Reyes-Ortiz, A public domain dataset for human
   activity recognition using smartphones, ESANN 2013.
@@ -34,11 +31,9 @@ from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
-from rnnzoo.tasks.series import uea
 from rnnzoo.tasks.text import files as text_files
 
 _FOLDER = 'UCI HAR Dataset'
-_STAND_IN = 'BasicMotions'
 # The files of signals, in the order of the columns of x.
 SIGNALS = tuple(
     f'{signal}_{axis}'
@@ -58,32 +53,9 @@ class HumanActivity(sequence_task.SequenceTask):
   rules = _RULES
 
   def __init__(self, config: ml_collections.ConfigDict):
-    """Reads the data of a config as in `configs/base_har.py`.
-
-    Raises:
-      ModuleNotFoundError: there is no directory, and the extra 'timeseries',
-        which has the data that stand in, is not installed.
-    """
+    """Reads the data of a config as in `configs/base_har.py`."""
     self._set_up(config)
-    data = config.data
-    if data.manual_dir:
-      name = 'UCI HAR'
-      splits, kind = _human_activity(data)
-    else:
-      name = f'{_STAND_IN} in place of UCI HAR'
-      print(
-          f'WARNING: this run trains on {name}; pass the directory that holds'
-          f' the folder {_FOLDER!r} as --config.data.manual_dir.',
-          flush=True,
-      )
-      splits, kind = sequences.encode(uea.read(_STAND_IN), every_step=False)
-      splits = sequence_arrays.complete_splits(
-          splits,
-          {'validation': data.validation_fraction},
-          data.split_seed,
-          stratify=True,
-      )
-    super().__init__(config, name, splits, kind)
+    super().__init__(config, 'UCI HAR', *_read_all(config.data))
 
 
 def read(
@@ -125,7 +97,7 @@ def _root(directory: pathlib.Path) -> pathlib.Path:
   return folder if folder.is_dir() else directory
 
 
-def _human_activity(data: ml_collections.ConfigDict):
+def _read_all(data: ml_collections.ConfigDict):
   """Returns (the three splits, classes)."""
   directory = fields.expand_directory(data.manual_dir, 'config.data.manual_dir')
   train, people = read(directory, 'train')

@@ -25,12 +25,6 @@ from rnnzoo.tasks.series import sequence_task
 _GREATEST_STEP = 0.01
 # Units of time after which a trajectory is on the attractor.
 _BURN_IN = 10.0
-# Trajectories that are integrated together: as many as fit into a cache.
-_BLOCK = 4096
-# Statistics of all trajectories, in float64.
-_MOST_BYTES = 2**32
-# Steps of blocks that take some ten seconds, which is told.
-_MANY_STEPS = 10**5
 
 _RULES: fields.Rules = {
     'standardize': fields.flag(),
@@ -62,15 +56,6 @@ class Lorenz(sequence_task.SequenceTask):
     data = config.data
     sizes = (data.num_train, data.num_validation, data.num_test)
     count, length = sum(sizes), data.length + data.horizon
-    most = _MOST_BYTES // (3 * 8)  # States, of three numbers.
-    if count * length > most:
-      raise ValueError(
-          'config.data.num_train, num_validation and num_test are'
-          f' {count:,} trajectories, of length + horizon = {length:,} states:'
-          f' their {24 * count * length:,} bytes are more than'
-          f' {_MOST_BYTES:,}. Either {most // length:,} trajectories of such a'
-          f' length would do, or {most // count:,} states of so many'
-      )
     rng = np.random.RandomState(data.data_seed)
     paths = trajectories(rng, count, length, data.interval)
     seen = paths[:, : data.length]
@@ -117,24 +102,15 @@ def trajectories(
   `rng` draws the points where trajectories start; `interval` is in units of
   time.
   """
-  starts = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
-  burn_in = round(_BURN_IN / _GREATEST_STEP)
   inner = int(np.ceil(interval / _GREATEST_STEP))
-  if -(-count // _BLOCK) * (burn_in + length * inner) > _MANY_STEPS:
-    print(
-        f'data: integrating {count:,} trajectories to {length:,} states,'
-        f' {inner} step(s) each',
-        flush=True,
-    )
   found = np.empty((count, length, 3))
-  for first in range(0, count, _BLOCK):
-    state = starts[first : first + _BLOCK]
-    for _ in range(burn_in):
-      state = _runge_kutta(state, _GREATEST_STEP)
-    for step in range(length):
-      found[first : first + _BLOCK, step] = state
-      for _ in range(inner):
-        state = _runge_kutta(state, interval / inner)
+  state = np.array([0.0, 0.0, 25.0]) + rng.standard_normal((count, 3))
+  for _ in range(round(_BURN_IN / _GREATEST_STEP)):
+    state = _runge_kutta(state, _GREATEST_STEP)
+  for step in range(length):
+    found[:, step] = state
+    for _ in range(inner):
+      state = _runge_kutta(state, interval / inner)
   return found
 
 

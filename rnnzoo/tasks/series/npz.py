@@ -75,7 +75,6 @@ def parse(
   if form.kind == 'regression':
     are_numbers = valid if form.every_step else known
     array_checks.finite(y, are_numbers, f'{name}: y', allow_nan=form.every_step)
-    y = sequence_arrays.narrow(y, known)
   if form.every_step:
     y = y.copy()
     y[~valid] = np.zeros((), y.dtype)
@@ -91,7 +90,7 @@ def checked(
 
   Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
   """
-  for sentence in sequence_checks.padding(x, lengths):
+  if sentence := sequence_checks.padding(x, lengths):
     print(f'WARNING: data: {name}: {sentence}', flush=True)
   valid = np.arange(x.shape[1]) < lengths[:, None]
   advice = "--config.data.missing='zero' allows NaN in x"
@@ -103,8 +102,7 @@ def checked(
       advice=advice if missing == 'refuse' else '',
   )
   # Nothing may be left of values in the padding.
-  x = x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
-  return sequence_arrays.narrow(x, valid)
+  return x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
 
 
 def load(
@@ -167,10 +165,7 @@ def concatenated_x(arrays, name: str) -> tuple[np.ndarray, np.ndarray]:
         f'{name}: lengths must sum to the {total} rows of steps; they sum to'
         f' {lengths.sum()}'
     )
-  try:
-    x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
-  except ValueError as error:
-    raise ValueError(f'{name}: {error}') from error
+  x, _ = sequence_arrays.pad(np.split(steps, np.cumsum(lengths)[:-1]))
   return x, lengths
 
 

@@ -4,16 +4,11 @@ Dimensions: N sequences, T time, F columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rnnzoo.tasks import array_checks
-
 SPLITS = ('train', 'validation', 'test')
-# float32 has a millionth of a deviation so many deviations from zero.
-_FAR_FROM_ZERO = 16
 # The label of a step without an answer. Among numbers it is NaN.
 NO_LABEL = -100
 
@@ -22,8 +17,8 @@ class Sequences(NamedTuple):
   """Some sequences, and an answer for each or for each of their steps.
 
   Attributes:
-    x: [N, T, F]; steps beyond a sequence's end are zero. float32, or the dtype
-      of the source where float32 would take something away; see `narrow`.
+    x: [N, T, F] in the dtype of the source; steps beyond a sequence's end are
+      zero.
     lengths: steps of each sequence, int32 [N], from 1 to T.
     y: [N, ...], or for answers at every step [N, T, ...].
   """
@@ -64,8 +59,6 @@ def pad(
   lengths = np.array([len(sequence) for sequence in sequences], np.int32)
   time = int(lengths.max()) if length is None else length
   first = sequences[0]
-  step_bytes = math.prod(first.shape[1:]) * first.dtype.itemsize
-  array_checks.check_padding(lengths, step_bytes, 'cut or split the longest')
   whole = np.zeros((len(sequences), time, *first.shape[1:]), first.dtype)
   for row, sequence in zip(whole, sequences, strict=True):
     row[: len(sequence)] = sequence
@@ -95,100 +88,55 @@ def concatenate(parts: Iterable[Sequences], every_step: bool) -> Sequences:
 
 
 def standardization(
-    values: np.ndarray, valid: np.ndarray, shift: np.ndarray | float = 0.0
+    values: np.ndarray, valid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (mean less shift [F], deviation [F]) over valid steps, without NaN.
+  """Returns (mean, deviation), float64 [F], over valid steps, without NaN.
 
-  The deviation is 1 for a column that is constant, or whose deviation float32
-  cannot hold as a normal number. Values are [N, T, F], `valid` is bool [N, T],
-  and `shift` is by `shift_of`; where there are no steps, T is left out.
+  The deviation is 1 for a column that is constant but for rounding, or whose
+  deviation float32 cannot hold as a normal number. Values are [N, T, F] and
+  `valid` bool [N, T]; where there are no steps, T is left out.
   """
-  steps = values[valid]
-  origin = np.nan_to_num(np.fmax.reduce(steps).astype(np.float64))
-  steps = differences(steps, origin)
-  known = ~np.isnan(steps)
-  counts = np.maximum(known.sum(0), 1)
-  mean = np.where(known, steps, 0.0).sum(0) / counts
-  squares = np.where(known, (steps - mean) ** 2, 0.0).sum(0) / counts
-  offset, deviation = mean, np.sqrt(squares)
-  # The rounding errors of a constant are no deviation. Integers have none.
+  steps = np.ma.masked_invalid(values[valid].astype(np.float64))
+  mean = np.ma.filled(steps.mean(0), 0.0)
+  deviation = np.ma.filled((steps - mean).std(0), 0.0)
   is_float = values.dtype.kind == 'f'
-  epsilon = np.finfo(values.dtype).eps if is_float else 0.0
-  constant = deviation <= epsilon * np.abs(origin + offset)
+  rounding = np.finfo(values.dtype if is_float else np.float64).eps
+  constant = deviation <= rounding * np.abs(mean)
   constant |= deviation < np.finfo(np.float32).tiny
-  # Far from zero the sum of all three would be rounded.
-  return origin - shift + offset, np.where(constant, 1.0, deviation)
+  return mean, np.where(constant, 1.0, deviation)
 
 
-def standardized(x: Any, mean: np.ndarray, deviation: np.ndarray) -> Any:
-  """Returns (x - mean) / deviation in float32, of arrays of numpy or JAX."""
-  # By a power of two, which is exact: float32 has no 1 / 1e38.
-  scale = np.exp2(-np.clip(np.frexp(deviation)[1], -126, 126))
-  mean, deviation = np.float64(mean) * scale, np.float64(deviation) * scale
-  centred = x * scale.astype(np.float32) - mean.astype(np.float32)
-  return centred / deviation.astype(np.float32)
+def standardized(
+    values: np.ndarray,
+    valid: np.ndarray,
+    mean: np.ndarray,
+    deviation: np.ndarray,
+) -> np.ndarray:
+  """Returns (values - mean) / deviation as float32, 0 where it is not valid.
+
+  It is computed in float64: a clock far from zero keeps its digits.
+  """
+  found = (values.astype(np.float64) - mean) / deviation
+  return np.where(valid[..., None], found, 0).astype(np.float32)
 
 
 def statistics(steps: np.ndarray) -> list[dict[str, Any]]:
   """Returns numbers about each column of steps [steps, F], for report.json."""
   found = []
-  for column in steps.T:
+  for column in steps.astype(np.float64).T:
     known = column[~np.isnan(column)]
     missing = len(column) - len(known)
     known = known if len(known) else np.zeros(1)
-    offsets = differences(known, known.max().astype(np.float64))
     found.append(
         {
-            'mean': float(known.max() + offsets.mean()),
-            'deviation': float(offsets.std()),
-            'min': known.min().item(),
-            'max': known.max().item(),
+            'mean': float(known.mean()),
+            'deviation': float(known.std()),
+            'min': float(known.min()),
+            'max': float(known.max()),
             'missing': missing,
         }
     )
   return found
-
-
-def differences(values: np.ndarray, origin: np.ndarray) -> np.ndarray:
-  """Returns values [..., F] - origin [F] in float64."""
-  # float64 has 53 bits, too few for clocks in nanoseconds.
-  kind = np.longdouble if values.dtype.kind in 'iu' else np.float64
-  return (values.astype(kind) - origin).astype(np.float64)
-
-
-def narrow(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """Returns values as float32 if nothing is lost, and `shift_of` is 0."""
-  found = values.astype(np.float32, copy=False)
-  is_same = ((found == values) | (values != values))[valid].all()
-  return found if is_same and not shift_of(values, valid).any() else values
-
-
-def shift_of(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """Returns a shift to subtract of each column before float32 rounds it, [F].
-
-  It is 0, but for columns so far from zero that float32 has few digits left of
-  their changes.
-
-  Values, within float32's range, and `valid` are as in `standardization`.
-  """
-  if np.can_cast(values.dtype, np.float32):
-    return np.zeros(values.shape[-1])
-  mean, deviation = standardization(values, valid)
-  steps = values[valid]
-  changes = np.fmax.reduce(steps) != np.fmin.reduce(steps)
-  far = changes & (np.abs(mean) > _FAR_FROM_ZERO * deviation)
-  centre = np.rint(mean) if values.dtype.kind in 'iu' else mean
-  return np.where(far, centre, 0.0)
-
-
-def centre(
-    values: np.ndarray, shift: np.ndarray, valid: np.ndarray
-) -> np.ndarray:
-  """Returns values - shift as float32, and zeros where it is not `valid`."""
-  if not shift.any():
-    return values.astype(np.float32, copy=False)
-  found = differences(values, shift).astype(np.float32)
-  return np.where(valid[..., None], found, np.float32(0))
 
 
 def complete_splits(

@@ -74,62 +74,26 @@ def check_splits(
         )
 
 
-def padding(x: np.ndarray, lengths: np.ndarray) -> list[str]:
-  """Returns sentences on first or last steps that may be padding.
+def padding(x: np.ndarray, lengths: np.ndarray) -> str:
+  """Returns a sentence on last steps that may be padding; '' for none.
 
-  Such steps hold one constant, or NaN, and their number differs between
+  They are zero, or NaN, in all columns, and their number differs between
   sequences. `x` is [N, T, F], `lengths` int [N].
   """
   count, steps, _ = x.shape
-  found: list[str] = []
-  if steps < 2:
-    return found
-  for end, words in ((-1, 'end in'), (0, 'begin with')):
-    rows = x[:, ::-1] if end else x
-    runs, _ = _runs(rows, rows[:, :1])
-    row = np.where(runs < steps, runs, 0).argmax()
-    value = rows[row, 0]
-    runs, inner = _runs(rows, value)
-    number, total = np.count_nonzero(runs), int(runs.sum())
-    what = 'one constant'
-    if np.isnan(value).any():
-      what = 'NaN'
-    elif (value == value[0]).all():
-      what = f'{value[0]:g}' if value[0] else 'zeros'
-    # Data are zero more often by chance than they are another constant.
-    is_told = inner * (1 if what in ('zeros', 'NaN') else 4) <= total
-    is_told &= number >= max(1 + (count > 5), count / 20)
-    is_told &= runs.max() > max(1, runs.min())
-    # Zeros behind most sequences need not differ.
-    is_told |= end and what == 'zeros' and 2 * number > count
-    if lengths.min() < steps:  # They count from the first step.
-      is_told = not end and (runs >= steps - lengths).all()
-      is_told &= runs.min() < steps
-    if is_told:
-      found.append(
-          f'{number:,} of {count:,} sequences {words} steps of {what},'
-          f' {total:,} of {count * steps:,} steps. Models see them as data; if'
-          ' they are padding, it must follow the data, and the array lengths'
-          ' must say how many steps are data'
-      )
-  return found
-
-
-def _runs(rows: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, int]:
-  """Returns how many first steps of each row equal `value`, and inner such.
-
-  The last steps are no inner ones, unless other values stay at ends, too.
-  """
-  same = ((rows == value) | (rows != rows) & (value != value)).all(-1)
-  whole = same.all(1)
-  runs, last = (
-      np.where(whole, rows.shape[1], part.argmin(1))
-      for part in (same, same[:, ::-1])
+  is_blank = ((x == 0) | np.isnan(x)).all(-1)
+  runs = np.where(is_blank.all(1), steps, is_blank[:, ::-1].argmin(1))
+  number, total = np.count_nonzero(runs), int(runs.sum())
+  # Other such steps are chance, or data.
+  if lengths.min() < steps or not runs.max() > max(1, runs.min()):
+    return ''
+  if number < max(2, count / 20) or 2 * total < is_blank.sum():
+    return ''
+  return (
+      f'{number:,} of {count:,} sequences end in steps of zeros or NaN,'
+      f' {total:,} of {count * steps:,} steps. Models see them as data; if they'
+      ' are padding, the array lengths must say how many steps are data'
   )
-  stays = (rows[:, [0, -1]] == rows[:, [1, -2]]).all(-1)
-  is_usual = 4 * (stays & ~same[:, [0, -1]]).sum() > stays.sum()
-  inner = same.sum() - runs.sum() - (0 if is_usual else last[~whole].sum())
-  return runs, int(inner)
 
 
 def summarize(
@@ -197,7 +161,7 @@ def _column_warnings(
   for i, c in enumerate(columns):
     if c['min'] == c['max'] or c['deviation'] < _LEAST_DEVIATION:
       constant.append(i)
-    # Columns of other types are centred before.
+    # Other types are standardised in float64.
     elif dtype == np.float32:
       if abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']:
         far.append(i)

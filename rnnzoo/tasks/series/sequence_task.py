@@ -16,14 +16,12 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import models
-from rnnzoo import settings
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks.series import answers as answers_lib
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 
@@ -42,11 +40,10 @@ class SequenceTask(protocol.ConfigTask):
   attributes of its own extends `describe` and `restore`.
 
   Attributes:
-    splits: each with 'x' float32 [N, T, F], as it was read, 'lengths' int32
-      [N], and 'y': int32 [N] for classes, float32 [N, D] for numbers, with an
-      axis of time after N for answers at every step. Columns that float32
-      cannot hold are there less `shift`, numbers less `answers.shift`.
-    shift: the shift of each column, [F]; 0 for nearly all.
+    splits: each with 'inputs' float32 [N, T, F], standardised x with zeros for
+      NaN, 'lengths' int32 [N], and 'y': int32 [N] for classes, float32 [N, D]
+      for numbers, in deviations, with an axis of time after N for answers at
+      every step.
     answers: the kind of answers.
     class_names: names of classes, if any; a prediction is an index of it.
     summary: a summary of the data, for report.json.
@@ -79,42 +76,39 @@ class SequenceTask(protocol.ConfigTask):
     sequence_checks.check_splits(splits, answers, every_step)
     train = splits['train']
     columns = train.x.shape[-1]
-    self.shift = np.zeros(columns)
     statistics = np.zeros(columns), np.ones(columns)
     if config.data.standardize:
-      given = train.x, train.valid()
-      self.shift = sequence_arrays.shift_of(*given)
-      statistics = sequence_arrays.standardization(*given, self.shift)
+      statistics = sequence_arrays.standardization(train.x, train.valid())
       make = lambda: self._backbone(columns, nnx.Rngs(0))
       made: Any = nnx.eval_shape(make)
       if made.layers[0].reads_timespans:
         # They stay as they are: shifted, times would be negative.
-        self.shift[-1], statistics[0][-1], statistics[1][-1] = 0, 0, 1
+        statistics[0][-1], statistics[1][-1] = 0, 1
     self._mean, self._deviation = statistics
-    centred = {}
-    for name, split in splits.items():
-      valid = split.valid()
-      x = sequence_arrays.centre(split.x, self.shift, valid)
-      centred[name] = split._replace(x=x)
-      if isinstance(answers, answers_lib.Numbers):
-        # A missing answer stays NaN.
-        valid = valid if every_step else split.known(False)
-        y = sequence_arrays.centre(split.y, answers.shift, valid)
-        centred[name] = centred[name]._replace(y=y)
-    self.splits: Mapping[str, protocol.Examples] = {
-        name: split._asdict() for name, split in centred.items()
-    }
-    self.summary = sequence_checks.summarize(
-        splits if config.data.standardize else centred, answers, every_step
+    self._have_missing = config.data.get('missing') == 'zero' or any(
+        np.isnan(split.x).any() for split in splits.values()
     )
+    self.splits: Mapping[str, protocol.Examples] = {
+        name: {
+            'inputs': self._standardized(split.x, split.valid()),
+            'lengths': split.lengths,
+            'y': answers.encoded(
+                split.y, split.valid() if every_step else split.known(False)
+            ),
+        }
+        for name, split in splits.items()
+    }
+    if not config.data.standardize:  # So a model sees them.
+      splits = {
+          name: split._replace(x=split.x.astype(np.float32))
+          for name, split in splits.items()
+      }
+    self.summary = sequence_checks.summarize(splits, answers, every_step)
     for line in sequence_checks.lines(dataset, self.summary):
       print(line, flush=True)
     self.batch_size = min(config.batch_size, len(train.x))
     if self.batch_size < config.batch_size:
       print(f'data: training in batches of {self.batch_size}', flush=True)
-    self._have_missing = config.data.get('missing') == 'zero' or any(
-        np.isnan(split.x).any() for split in splits.values()
-    )
     self._are_ragged = any(
         split.lengths.min() < split.x.shape[1] for split in splits.values()
     )
@@ -140,7 +134,6 @@ class SequenceTask(protocol.ConfigTask):
         'every_step': self.every_step,
         'mean': self._mean.tolist(),
         'deviation': self._deviation.tolist(),
-        'shift': self.shift.tolist(),
         'have_missing': bool(self._have_missing),
         'are_ragged': bool(self._are_ragged),
     }
@@ -150,7 +143,6 @@ class SequenceTask(protocol.ConfigTask):
     self._take(answers, described['every_step'])
     self._mean = np.array(described['mean'])
     self._deviation = np.array(described['deviation'])
-    self.shift = np.array(described['shift'])
     self._have_missing = described['have_missing']
     self._are_ragged = described['are_ragged']
 
@@ -176,8 +168,7 @@ class SequenceTask(protocol.ConfigTask):
     # If no step of training is padding, a mask would only take time there.
     is_masked = self._are_ragged or rngs is None
     lengths = examples['lengths'] if is_masked else None
-    x = self._standardized(examples['x'])
-    outputs = model(x, seq_lengths=lengths, rngs=rngs)
+    outputs = model(examples['inputs'], seq_lengths=lengths, rngs=rngs)
     smoothing = self.label_smoothing if rngs is not None else 0.0
     y, known = self.answers.known(jnp.asarray(examples['y']))
     found = self.answers.evaluate(outputs, y, smoothing)
@@ -199,7 +190,7 @@ class SequenceTask(protocol.ConfigTask):
     """Returns the metrics of all test answers that are no means."""
     del model
     parts: Any = self.splits[split]
-    whole = sequence_arrays.Sequences(**parts)
+    whole = sequence_arrays.Sequences(*parts.values())
     known = whole.known(self.every_step)
     return self.answers.measure(whole.y[known], predictions[known])
 
@@ -210,7 +201,7 @@ class SequenceTask(protocol.ConfigTask):
     return protocol.Report({**found.numbers, 'data': self.summary}, found.files)
 
   def check_inputs(self, inputs):
-    """Returns inputs of `predict` as float32 and int32.
+    """Returns 'inputs' and, where they are given, 'lengths' as in `splits`.
 
     Args:
       inputs: x [B, T, F] in the units of the data, which the task standardises
@@ -220,9 +211,6 @@ class SequenceTask(protocol.ConfigTask):
 
             x, lengths = sequence_arrays.pad([first, second])
             trained.predict({'x': x, 'lengths': lengths})
-
-    Steps beyond a sequence's end become zero. With a shift, x - shift is in a
-    mapping as 'centred', and x is not.
     """
     given = array_checks.by_name(inputs, ('x', 'lengths'), ('x',))
     has_field, columns = 'missing' in self._data, len(self._mean)
@@ -257,19 +245,12 @@ class SequenceTask(protocol.ConfigTask):
         allow_nan=self._have_missing,
         advice=f'{field} takes NaN' * has_field,
     )
-    x = np.where(valid[..., None], x, x.dtype.type(0))
-    centred = sequence_arrays.centre(x, self.shift, valid)
-    if x.dtype.kind not in 'iu':
-      _warn_of_digits(x.dtype, self.shift)
-    if self.shift.any():
-      return {'centred': centred, **found}
-    return {'x': centred, **found} if isinstance(inputs, Mapping) else centred
+    return {'inputs': self._standardized(x, valid), **found}
 
   def predict(self, model, inputs) -> jax.Array:
-    """Returns classes, int32 [B], or numbers, float32 [B, D].
+    """Returns classes, int32 [B], or numbers in deviations, float32 [B, D].
 
-    With answers at every step there is an axis of time after B. Numbers lack
-    `answers.shift`, which `in_units` adds.
+    With answers at every step there is an axis of time after B.
 
     Inputs are as `check_inputs` takes or returns them.
     """
@@ -283,64 +264,35 @@ class SequenceTask(protocol.ConfigTask):
 
   def model_inputs(self, inputs) -> jax.Array:
     """Returns standardised x, float32 [B, T, F], with zeros for NaN."""
-    x, _ = _parts(inputs)
-    is_centred = isinstance(inputs, Mapping) and 'centred' in inputs
-    if not is_centred and self.shift.any():
-      _warn_of_digits(x.dtype, self.shift)
-      x = x - jnp.asarray(self.shift, jnp.result_type(x, jnp.float32))
-    return self._standardized(x)
+    if isinstance(inputs, Mapping) and 'inputs' in inputs:
+      return inputs['inputs']
+    # Traced, as a user gave it: there is no float64.
+    x = inputs['x'] if isinstance(inputs, Mapping) else inputs
+    mean, deviation = map(jnp.float32, (self._mean, self._deviation))
+    x = (jnp.asarray(x, jnp.float32) - mean) / deviation
+    return jnp.where(jnp.isnan(x), 0, x) if self._have_missing else x
 
   def examples(self, inputs, y):
-    """Returns x, lengths and y as in `splits`."""
-    x, lengths = _parts(inputs)
-    if lengths is None:
-      lengths = np.full(len(x), x.shape[1], np.int32)
+    """Returns inputs, lengths and y as in `splits`."""
+    x = inputs['inputs']
+    lengths = inputs.get('lengths', np.full(len(x), x.shape[1], np.int32))
     valid = np.arange(x.shape[1]) < lengths[:, None]
     valid = valid if self.every_step else np.ones(len(x), bool)
     y = self.answers.given(y, valid)
     found = sequence_arrays.Sequences(x, lengths, y)
     if not found.known(self.every_step).any():
       raise ValueError('y must have an answer; there is none')
-    return {'x': x, 'lengths': lengths, 'y': y}
-
-  def distribution(self, model, inputs) -> heads.Distribution:
-    """Returns distributions of numbers; see `predict` for axes and units."""
-    if isinstance(self.answers, answers_lib.Classes):
-      return super().distribution(model, inputs)
-    return self.answers.distribution(self._answers(model, inputs))
+    return {'inputs': x, 'lengths': lengths, 'y': y}
 
   def _answers(self, model, inputs) -> jax.Array:
-    return model(self.model_inputs(inputs), seq_lengths=_parts(inputs)[1])
+    lengths = inputs.get('lengths') if isinstance(inputs, Mapping) else None
+    return model(self.model_inputs(inputs), seq_lengths=lengths)
 
   def in_units(self, predictions):
-    # As float64, which counts by 256 at 1.7e18. Metrics need no such sum.
-    shift = self.answers.shift
-    if not shift.any():
-      return predictions
-    if isinstance(predictions, jax.core.Tracer):
-      return predictions + jnp.asarray(shift, jnp.float32)
-    return np.asarray(predictions, np.float64) + shift
+    return self.answers.in_units(predictions)
 
-  def _standardized(self, x) -> jax.Array:
-    x = sequence_arrays.standardized(
-        jnp.asarray(x), self._mean, self._deviation
-    )
-    return jnp.where(jnp.isnan(x), 0.0, x) if self._have_missing else x
-
-
-def _parts(inputs: Any) -> tuple[Any, Any]:
-  """Returns x, centred if it is there so, and lengths or None."""
-  if not isinstance(inputs, Mapping):
-    return inputs, None
-  return inputs.get('centred', inputs.get('x')), inputs.get('lengths')
-
-
-def _warn_of_digits(dtype: Any, shift: np.ndarray) -> None:
-  """Warns of x that float32 rounded before `shift` [F] was taken away."""
-  is_narrow = np.dtype(dtype).itemsize <= 4
-  for column in np.flatnonzero(abs(shift) > (0 if is_narrow else 2**53)):
-    settings.warn(
-        f'x is {np.dtype(dtype).name}, which has few digits left of column'
-        f' {column}, {shift[column]:g} from zero; give numpy arrays of'
-        f' {"float64 or " * is_narrow}int64, and not inside jax.jit'
-    )
+  def _standardized(self, x: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Returns 'inputs' of x [N, T, F] and of which steps are no padding."""
+    statistics = self._mean, self._deviation
+    x = sequence_arrays.standardized(x, valid, *statistics)
+    return np.nan_to_num(x) if self._have_missing else x

@@ -10,9 +10,6 @@ folder of files:
                                         files, train_0.npz, train_1.npz, ...;
   any other names                       parts of one whole, in order of names.
 
-Names such as Train.npz, val.npz or mine_test.npz are refused, since they look
-like splits and would be parts of the whole.
-
 `config.data.source` can name a classification set of TFDS instead. An image is
 a sequence of its rows or of its pixels; numbers [T, F] are as they are, and [F]
 is a sequence of single numbers. More axes than two are flattened into F.
@@ -23,7 +20,7 @@ A missing validation or test split is split off the training data, by
 sequence, each class gives about an equal share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import pathlib
 import re
 from typing import Any
@@ -34,15 +31,10 @@ import numpy as np
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import answers
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_checks
 from rnnzoo.tasks.series import sequence_task
-
-# Words, and beginnings of words, in names of files that look like splits.
-_LIKE_SPLITS = ('trn', 'val', 'vali', 'dev', 'eval', 'evaluation', 'tst')
-_BEGINNINGS = ('train', 'valid', 'test')
 
 _RULES: fields.Rules = {
     **sequence_task.RULES,
@@ -55,7 +47,6 @@ _RULES: fields.Rules = {
     'sequence': fields.one_of(('row', 'pixel')),
     'path': fields.text(),
     'kind': fields.one_of(('classification', 'regression')),
-    'head': fields.one_of(heads.SIZES),
     'every_step': fields.flag(),
     'missing': fields.one_of(('refuse', 'zero')),
     'test_fraction': fields.number(0, 1, above=True, below=True),
@@ -103,7 +94,11 @@ def read_splits(
   found = {file: pattern.fullmatch(file.stem) for file in files}
   split_of = {file: match[1] for file, match in found.items() if match}
   if not split_of:
-    _check_shards(files)
+    if likely := [f for f in files if re.search('(?i)train|val|test', f.stem)]:
+      raise ValueError(
+          f'{likely[0]} looks like a split; name splits train.npz,'
+          ' validation.npz and test.npz, and parts of one whole otherwise'
+      )
     split_of = dict.fromkeys(files, 'train')
   elif others := [file for file in files if file not in split_of]:
     raise ValueError(
@@ -123,17 +118,6 @@ def read_splits(
       split: sequence_arrays.concatenate(several, form.every_step)
       for split, several in parts.items()
   }
-
-
-def _check_shards(files: Sequence[pathlib.Path]) -> None:
-  """Raises ValueError for a name that looks like a split's name."""
-  for file in files:
-    for word in re.findall('[A-Z]?[a-z]+|[A-Z]+', file.stem):
-      if word.lower() in _LIKE_SPLITS or word.lower().startswith(_BEGINNINGS):
-        raise ValueError(
-            f'{file} looks like a split; name splits train.npz, validation.npz'
-            f' and test.npz, and parts of one whole without {word!r}'
-        )
 
 
 def encode(
@@ -170,7 +154,6 @@ def divided(
   """
   classes = None
   if data.kind == 'classification':
-    fields.check_unread(data, {'head': 'point'}, 'kind')
     parts, classes = encode(parts, every_step)
   splits = sequence_arrays.complete_splits(
       parts,
@@ -187,11 +170,9 @@ def numbers(
   """Returns the answers of a regression, by `config.data` and what trains."""
   size = train.y.shape[-1]
   if not data.standardize:
-    return answers.Numbers(np.zeros(size), np.ones(size), head=data.head)
+    return answers.Numbers(np.zeros(size), np.ones(size))
   known = train.known(data.get('every_step', False))
-  shift = sequence_arrays.shift_of(train.y, known)
-  statistics = sequence_arrays.standardization(train.y, known, shift)
-  return answers.Numbers(*statistics, shift, data.head)
+  return answers.Numbers(*sequence_arrays.standardization(train.y, known))
 
 
 def _read_tfds(

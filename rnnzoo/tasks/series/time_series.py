@@ -9,7 +9,6 @@ regressions, Covid3Month and CardanoSentiment need none.
 import ml_collections
 
 from rnnzoo.tasks import fields
-from rnnzoo.tasks.series import heads
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
@@ -20,7 +19,6 @@ _RULES: fields.Rules = {
     'name': fields.text(),
     'manual_dir': fields.text(),
     'kind': fields.one_of(('classification', 'regression')),
-    'head': fields.one_of(heads.SIZES),
     'split': fields.one_of(('archive', 'pooled')),
     'test_fraction': fields.number(0, 1, above=True, below=True),
 }

@@ -44,7 +44,6 @@ from rnnzoo.tasks.text import tokens as tokens_lib
 
 # A text is a constant of the compiled training step.
 MAX_TOKENS = 2**27
-MAX_BYTES = 2**30
 
 # Tokens that a sample chooses in one program: the host waits once for them.
 _TOGETHER = 32
@@ -83,11 +82,9 @@ class Text(protocol.ConfigTask):
   """Predicts the next token of a text.
 
   Attributes:
-    dataset: the name of the text.
     splits: 'validation' and 'test', each with 'tokens' int32 [N, T + 1] and
       'length' int32 [N], the number of targets of a window; 'train' is a
       `Generator` of 'tokens' [B, T + 1].
-    batch_size: `config.batch_size`.
     metrics: bits a character for characters, perplexity for words, else bits a
       byte, which models of different tokens can be compared by.
     tokens: tokens of the text, a `tokens.Tokens`.
@@ -101,11 +98,7 @@ class Text(protocol.ConfigTask):
     """Reads the text of a config as in `configs/base_text.py`.
 
     Raises:
-      ValueError: a field has a value that cannot be, or the text is no text, or
-        too short.
-      FileNotFoundError: there is no such file.
-      ModuleNotFoundError: the package for subwords is missing; the message says
-        how to install it.
+      ModuleNotFoundError: the package for subwords is missing.
     """
     self._set_up(config)
     data, context = config.data, config.data.context
@@ -369,7 +362,7 @@ def read(path: str) -> tuple[str, str]:
 
     text = '\n'.join(topics.topics[name] for name in sorted(topics.topics))
     return f"topics of Python {platform.python_version()}'s help", text
-  text = text_files.read(path, 'config.data.path', MAX_BYTES)
+  text = text_files.read(path, 'config.data.path')
   if not text:
     raise ValueError(f'{path} has 0 characters; a text has one or more')
   return pathlib.Path(path).name, text

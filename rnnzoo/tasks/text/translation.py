@@ -30,7 +30,6 @@ from rnnzoo.models import decoding
 from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
-from rnnzoo.tasks import figures
 from rnnzoo.tasks import protocol
 from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.text import files as text_files
@@ -40,8 +39,8 @@ from rnnzoo.tasks.text import vocabularies
 BLEU = protocol.Metric('bleu', greatest=100.0, form='.2f', at_test=True)
 EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
 
-# Test lines in the report: with a picture, and in writing.
-_PICTURES, _EXAMPLES = 3, 20
+# Test lines in the report.
+_EXAMPLES = 20
 
 _SPLITS = ('train', 'validation', 'test')
 _PATHS = tuple(
@@ -103,12 +102,9 @@ class Translation(protocol.ConfigTask):
   """Translates lines of text.
 
   Attributes:
-    dataset: the names of the files, or of their stand-ins.
     splits: 'train', 'validation' and 'test', each as `files.buckets`
       has it, or where there is one bucket, that.
-    batch_size: `config.batch_size`.
     metrics: exact match first for dates, BLEU for text.
-    label_smoothing: `config.model.label_smoothing`.
     source_vocabulary: vocabulary of the source lines to train on.
     target_vocabulary: vocabulary of the target lines to train on.
     left_out: pairs of lines that are longer than `config.data.max_length`; only
@@ -124,11 +120,7 @@ class Translation(protocol.ConfigTask):
     The config is as in `configs/base_translation.py`.
 
     Raises:
-      ValueError: a field has a value that cannot be, or a file is no text, or
-        two have not as many lines.
-      FileNotFoundError: there is no such file.
-      ModuleNotFoundError: a package is missing; the message says how to install
-        it.
+      ModuleNotFoundError: a package is missing.
     """
     self._set_up(config)
     data = config.data
@@ -170,12 +162,7 @@ class Translation(protocol.ConfigTask):
     kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
     pairs['train'] = kept[0], kept[1]
     cuts = text_files.boundaries(longest[keeps], data.num_buckets)
-    parts = {}
-    for name, part in pairs.items():
-      try:
-        parts[name] = text_files.buckets(part, cuts)
-      except ValueError as error:
-        raise ValueError(f'lines of {name}: {error}') from error
+    parts = {k: text_files.buckets(part, cuts) for k, part in pairs.items()}
     # One bucket is not a list of buckets: several seeds can train at once.
     self.splits: Mapping[str, protocol.Split] = {
         name: part if len(part) > 1 else part[0] for name, part in parts.items()
@@ -300,7 +287,7 @@ class Translation(protocol.ConfigTask):
     return results
 
   def report(self, results, best_model) -> protocol.Report:
-    """Returns translations and attention of the first seed's best model."""
+    """Returns translations of the first seed's best model."""
     seed = results[0]['seed']
     model = best_model(seed)
     sources, targets = (lines[:_EXAMPLES] for lines in self._lines['test'])
@@ -327,21 +314,7 @@ class Translation(protocol.ConfigTask):
       ]
       path.write_text('\n'.join([f'{title}\n', *parts]), encoding='utf-8')
 
-    files = {'translations.txt': write}
-    if self._model.attention_features:
-      pairs = zip(tokens[:_PICTURES], found[:_PICTURES], strict=True)
-      pictures = [
-          (
-              translation_decoding.attention_weights(model, source, target),
-              [*self.source_vocabulary.pieces(source), '</s>'],
-              [*self.target_vocabulary.pieces(target), '</s>'],
-          )
-          for source, target in pairs
-      ]
-      files['attention.png'] = lambda path, title: figures.plot_attention(
-          path, f'{title}, test, seed {seed}', pictures
-      )
-    return protocol.Report(numbers, files)
+    return protocol.Report(numbers, {'translations.txt': write})
 
   def _always_forced(self) -> bool:
     model = self._model

@@ -10,10 +10,8 @@ from typing import Any
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from rnnzoo import models
 from rnnzoo.models import decoding
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import vocabularies
@@ -96,19 +94,6 @@ class Decoder:
       compiled = jax.jit(run).lower(state, source, lengths).compile()
       self.programs[source.shape] = compiled
     return self.programs[source.shape]
-
-
-def attention_weights(
-    model: models.Seq2Seq, source: Sequence[int], target: Sequence[int]
-) -> np.ndarray:
-  """Returns the weights of one pair, [target and end, source and end].
-
-  The tokens are without start and end, and the model has attention.
-  """
-  memory = model.encode(jnp.array([[*source, decoding.END]], jnp.int32))
-  tokens = jnp.array([[decoding.START, *target]], jnp.int32)
-  weights = model.unroll(memory, tokens).weights
-  return np.asarray(weights[0], np.float32)  # type: ignore[index]
 
 
 def exact_match(
