@@ -307,6 +307,10 @@ def read(
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
   run = files.read_signed(path / 'run.json')
+  if 'config_digest' not in run:
+    raise files.RunFileError(
+        f'{path}/run.json is of another version of rnnzoo, which can read it'
+    )
   config = files.read_json(path / 'config.json', dict)
   digest = run['config_digest']
   files.check_digest(path / 'config.json', _compared(config), digest)

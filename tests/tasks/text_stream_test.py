@@ -1,5 +1,6 @@
 """Texts whose windows go on, the model of AWD-LSTM, and the mean of SGD."""
 
+import functools
 import importlib
 import pathlib
 import sys
@@ -137,15 +138,14 @@ class TextStreamTest(parameterized.TestCase):
 
     steps(2)
     conclude(1.0)
-    for a, b in zip(*map(jax.tree.leaves, (run.state.tested[0], seen[-1]))):
-      np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, run.state.tested[0], seen[-1])
     conclude(2.0)  # Above the loss of an epoch ago.
     steps(3)
     conclude(0.5)
     want = jax.tree.map(lambda *x: np.mean(x, axis=0), *seen[1:])
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for tree in (run.state.tested[0], run.best[0]):
-      for a, b in zip(*map(jax.tree.leaves, (tree, want))):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+      jax.tree.map(near, tree, want)
 
   def test_a_run_learns_samples_and_is_loaded(self):
     self.config.optimizer.average_patience = 1

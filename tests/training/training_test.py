@@ -303,7 +303,7 @@ class StopperTest(parameterized.TestCase):
     task.splits['train'] = protocol.Generator(None, 1, ((4, None),))
     plateau = optimization.make_plateau(config.optimizer)
     run = seed_state.SeedState(
-        state=mock.Mock(params={}, statistics={}, step=-1, skipped=0),
+        state=mock.Mock(tested=({}, {}), mean=None, step=-1, skipped=0),
         plateau=plateau.init({}),
         best=None,
         stopper=seed_state.make_stopper(config.early_stopping),
