@@ -98,6 +98,9 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
   in place of λ_t, with a complex W_i x_t, silu of both of its parts, and both
   parts of h in the output.
 
+  The output of a step is 0 where x is: read a sequence whose last steps may be
+  zeros from the mean of its outputs.
+
   γ rises with depth. A `Stack` with a layer for each level sets it:
 
   >>> import functools, jax.numpy as jnp, rnnzoo
