@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo.benchmark import command_line
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import timing
 
@@ -201,10 +200,8 @@ def disagreement(got, expected) -> float:
   return max(float(norm(a - b) / norm(b)) for a, b in pairs)
 
 
-def main(argv: list[str]) -> int:
+def main(unused_argv: list[str]) -> int:
   """Prints and writes the times; returns the exit code."""
-  command_line.flags_alone(argv)
-  command_line.writable(_OUTPUT.value)
   if jax.default_backend() != 'cpu':
     raise app.UsageError('this times a CPU: set JAX_PLATFORMS=cpu')
   if ONE_THREAD not in os.environ.get('XLA_FLAGS', ''):

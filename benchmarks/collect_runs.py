@@ -16,8 +16,6 @@ import statistics
 from absl import app
 from absl import flags
 
-from rnnzoo.benchmark import command_line
-
 _COMMIT = flags.DEFINE_string(
     'commit', None, 'The commit that the runs were made with.', required=True
 )
@@ -194,7 +192,6 @@ def joined(rows: list[dict]) -> dict:
 
 def main(argv: list[str]) -> None:
   """Adds the run directories named on the command line."""
-  command_line.writable(_OUTPUT.value)
   path = pathlib.Path(_OUTPUT.value)
   rows = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
   by_name = {row['experiment']: row for row in rows}

@@ -185,22 +185,8 @@ def _collectives(text: str) -> dict[str, int]:
 
 def _training(case: cases.Case, unused_direction: str) -> _Program:
   """A training step; each device has `shape.batch` sequences."""
-  step, parameters = training_step(case)
-  shape = case.shape
-  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
-  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
-  part = (parameters, x[: shape.batch])
-  return _Program(step, (parameters, x), part, shardings, limit, parameters)
-
-
-def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
-  """Returns a function (parameters, x) -> new parameters, and parameters."""
-  stack = problems.new_layer(
-      case,
-      dtype=jnp.dtype(case.dtype),
-      param_dtype=jnp.dtype(case.param_dtype),
-  )
+  dtypes = {'dtype': case.dtype, 'param_dtype': case.param_dtype}
+  stack = problems.new_layer(case, **jax.tree.map(jnp.dtype, dtypes))
   graphdef, parameters = nnx.split(stack)
 
   def loss(parameters, x):
@@ -211,17 +197,20 @@ def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
     gradient = jax.grad(loss)(parameters, x)
     return jax.tree.map(lambda p, g: p - _RATE * g, parameters, gradient)
 
-  return step, parameters
+  def shardings(kind):
+    mesh = jax.make_mesh(
+        (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)
+    )
+    specs = PartitionSpec(), PartitionSpec('data')
+    return tuple(NamedSharding(mesh, spec) for spec in specs)
 
-
-def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
-  """Returns the shardings of parameters and of a batch."""
-  mesh = jax.make_mesh(
-      (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)
-  )
-  return (
-      NamedSharding(mesh, PartitionSpec()),
-      NamedSharding(mesh, PartitionSpec('data')),
+  batch, *rest = case.shape.x
+  size = (jax.device_count() * batch, *rest)
+  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
+  return _Program(
+      *(step, (parameters, x), (parameters, x[:batch]), shardings),
+      *(limit, parameters),
   )
 
 

@@ -54,7 +54,6 @@ Run = Callable[[Any], Any]
 PATHS: Mapping[str, Any] = {
     "Scan(keep='gates')": rnnzoo.Scan(keep='gates'),
     "Scan(keep='carries')": rnnzoo.Scan(keep='carries'),
-    "Scan(keep='carries', chunk=16)": rnnzoo.Scan(keep='carries', chunk=16),
     "Scan(keep='carries', chunk=4000)": rnnzoo.Scan(keep='carries', chunk=4000),
     "Pallas(keep='gates')": rnnzoo.Pallas(keep='gates'),
     "Pallas(keep='carries')": rnnzoo.Pallas(keep='carries'),
@@ -82,10 +81,6 @@ _INPUTS = {'IndRNN_tanh_small': 0.01, 'IndRNN_relu_small': 0.01}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'AGRU': {'gamma': 2.0},
     'IRevRNN': {'inner_scale': 1e-2},
-    **{
-        f'IRevRNN_{n}_inner_steps': {'inner_scale': 1e-2, 'inner_steps': n}
-        for n in (1, 2, 4, 8, 16)
-    },
     'IndRNN_tanh': {'activation': 'tanh'},
     'IndRNN_tanh_small': {'activation': 'tanh'},
     'SLSTM': {'num_heads': 1},  # A shape of more says so.
@@ -96,9 +91,8 @@ def layer_class(name: str) -> Any:
   """Returns a class or function that makes a case's layer.
 
   Args:
-    name: a layer's name in results, maybe with options after _, as
-      IRevRNN_8_inner_steps; or a stack of layers, as '4 x LSTM'; 'bi LSTM' has
-      both directions.
+    name: a layer's name in results, maybe with options after _, as IndRNN_tanh;
+      or a stack of layers, as '4 x LSTM'; 'bi LSTM' has both directions.
   """
   if found := re.fullmatch(r'(\d+) x (.+)', name):
     make = layer_class(found[2])

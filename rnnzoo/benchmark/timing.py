@@ -256,11 +256,6 @@ def measure(
   return rows
 
 
-def by_dispatch(row: Mapping[str, Any]) -> bool:
-  """Returns whether a row of `measure` says more of the host than of a path."""
-  return row.get('dispatch_ms', 0) > 0.7 * row['ms']
-
-
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
   """Returns distinct sets of arguments, more in all than a cache holds.
 
