@@ -12,7 +12,6 @@ import functools
 import re
 import sys
 
-from benchmarks import data_parallel
 from benchmarks import path_tables as paths
 from benchmarks import pivots
 from benchmarks import score_tables as scores
@@ -102,7 +101,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         'newton': paths.newton,
     },
     'docs/benchmarks/peers.md': {'peers': times.peers},
-    'docs/benchmarks/planning.md': {'planning': data_parallel.table},
     'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
     'docs/benchmarks/tasks.md': {
         'row_smnist': scores.row_smnist,

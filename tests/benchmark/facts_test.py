@@ -132,7 +132,7 @@ class FactsTest(absltest.TestCase):
   def test_files_that_are_not_drawn(self):
     result = self.output()
     result.write_text('{"suite": "batches", "rows": []}')
-    with self.assertRaisesRegex(SystemExit, 'has no rows of the suites'):
+    with self.assertRaisesRegex(SystemExit, 'has no rows of the suite'):
       figures.main([str(result)])
 
   def test_shapes(self):
