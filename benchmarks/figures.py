@@ -190,7 +190,7 @@ def curves(result: Row, way: int) -> dict[str, dict[int, float]]:
   for program, label, _ in PUBLISHED:
     found[label] = {
         dims[shape]: times[way]
-        for shape, times in result['published_ms'][program].items()
+        for shape, times in pivots.load(pivots.PUBLISHED)[program].items()
         if shape in dims
     }
   return found

@@ -77,7 +77,7 @@ def dense() -> str:
       [row for row in found if row['projection'] == projection]
       for projection in ('without', 'with')
   )
-  published = data['published_ms']
+  published = pivots.load(pivots.PUBLISHED)
   given = [row for row in given if row['batch'] == 16]
   lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
   cudnn = published['cuDNN, float16, with projection']

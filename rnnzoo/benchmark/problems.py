@@ -291,10 +291,8 @@ def _on_gates(case: cases.Case) -> Problem:
 
 def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   """Returns a function that unrolls a cell, as a layer does."""
-  if implementation in baselines.LAX_SCANS:
-    unroll = baselines.LAX_SCANS[implementation]
-    return functools.partial(baselines.lax_scan, unroll)
-
+  if implementation == baselines.LAX_SCAN:
+    return baselines.lax_scan
   call = call_lib.Call(reverse='reverse' in case.options, out_dtype=dtype)
 
   def run(arrays):

@@ -32,7 +32,6 @@ from absl import flags
 from absl import logging
 import jax
 
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_torch
@@ -221,15 +220,13 @@ def _new_result(repeats: int) -> dict[str, Any]:
   copy, torch_copy = timing.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
-  result = {
+  return {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **timing.environment(),
       'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
+      'rows': [],
   }
-  if _SUITE.value == 'dense':
-    result['published_ms'] = baselines.PUBLISHED
-  return {**result, 'rows': []}
 
 
 def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:

@@ -86,7 +86,7 @@ def _runs(implementation: str, case: cases.Case) -> bool:
   kind = case.layer, case.projection
   if implementation == baselines.LAX_ASSOCIATIVE:
     return case.layer == problems.COMPLEX
-  if implementation in baselines.LAX_SCANS:
+  if implementation == baselines.LAX_SCAN:
     return kind == ('LSTM', _GATES)
   return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
@@ -322,7 +322,7 @@ SUITES: Mapping[str, Suite] = {
                 ['LSTM'],
                 _GATES,
                 (BF16,),
-                ('pallas', 'lax_scan_8'),
+                ('pallas', baselines.LAX_SCAN),
             ),
             # cuDNN's LSTM has one head and float32 only.
             Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),

@@ -157,7 +157,6 @@ class BenchmarkTest(absltest.TestCase):
     self.assertIn('4x12x16x16x2 (batch 4, time 12, in_features 16', out)
     self.assertEqual(found['suite'], 'dense')
     self.assertEqual({row['num_heads'] for row in found['rows']}, {2})
-    self.assertIn('12x64', found['published_ms']['FlashRNN fused, bfloat16'])
     # On gates and on x, both directions, both paths.
     self.assertLen(found['rows'], 8)
     for row in found['rows']:
@@ -176,7 +175,9 @@ class BenchmarkTest(absltest.TestCase):
           backward and row['projection'] == 'without',
       )
     self.assertIn('GPU kernels', out)
-    with mock.patch.object(pivots, 'load', lambda _: found):
+    load = pivots.load
+    own = lambda name: load(name) if name == pivots.PUBLISHED else found
+    with mock.patch.object(pivots, 'load', own):
       lines = time_tables.dense().splitlines()
     (row,) = [line for line in lines if line.startswith('| `GRU`')]
     self.assertIn('| 4 x 12 x 2 x 8 | bfloat16 |', row)

@@ -107,7 +107,7 @@ class MeasurementTest(absltest.TestCase):
     self.assertEqual(limits(streaming, traffic=(1, 1)), Limits(2e-5, 2e-3))
     drawn = benchmark_test.case('Elman', shape, 'bfloat16', drawn=True)
     self.assertEqual(limits(drawn), Limits(1e-2, 2e-2, 5, 1.25))
-    self.assertEqual(limits(drawn, 'lax_scan'), Limits(2e-2, 0.2, 5))
+    self.assertEqual(limits(drawn, 'lax_scan_8'), Limits(2e-2, 0.2, 5))
     layer = dataclasses.replace(drawn, projection='with')
     self.assertEqual(limits(layer), Limits(1e-2, 2e-2, 5))
     float32 = dataclasses.replace(layer, dtype='float32')
