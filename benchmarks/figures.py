@@ -116,7 +116,7 @@ def lengths(result: Row) -> figures.Figure:
       if line.keys() <= scan.keys():
         speedups = [scan[steps] / ms for steps, ms in line.items()]
         pair[1].plot([*line], speedups, **style)
-    over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
+    over = [row for row in rows if row.get('of_best', 1) > 1.05]
     for line in lines(over).values():
       pair[0].plot([*line], [*line.values()], 'kx')
 

@@ -15,9 +15,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 FORWARD, BOTH = DIRECTIONS = ('forward', 'forward+backward')
 
-# More than this share slower than the best path is bold, and named.
-SLOWER = 1.05
-
 # Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
 # head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
 # without the input projection; cuDNN is torch's LSTM, float16, with it. Both on

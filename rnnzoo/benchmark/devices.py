@@ -166,13 +166,8 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
       *trees,
   )
   error = float(np.max(jax.tree.leaves(errors)))  # Unlike max(), keeps NaN.
-  if error <= program.limit:
-    return {'error': error}
-  reason = (
-      f'a result differs by {error:.1e} from that of one device, more than'
-      f' {program.limit:.0e}'
-  )
-  return {'error': error, 'status': 'failed', 'reason': reason}
+  name = 'a result of all devices differs from one device'
+  return measurement.judged(error, program.limit, name)
 
 
 def _collectives(text: str) -> dict[str, int]:

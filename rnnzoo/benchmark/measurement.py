@@ -90,6 +90,14 @@ def failure(reason: Exception | str) -> Row:
   return {'status': 'failed', 'reason': text}
 
 
+def judged(error: float, limit: float, name: str) -> Row:
+  """Returns the fields of a row that has one error; `name` says of which."""
+  fields: Row = {'error': error, 'tolerance': limit}
+  if not error <= limit:  # NaN too.
+    fields |= failure(f'{name} by {error:.1e}, more than {limit:.0e}')
+  return fields
+
+
 @contextlib.contextmanager
 def _attempt(*runs: _Run) -> Iterator[Row]:
   """Notes an error of a step, in each run without an earlier error.

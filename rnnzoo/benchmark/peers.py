@@ -209,11 +209,8 @@ def _compare(got, exact: np.ndarray, dtype: str) -> dict[str, Any]:
   limit = _LIMITS[dtype]
   if jax.default_backend() != 'cpu':
     limit = max(limit, _TF32)
-  fields: dict[str, Any] = {'error': error, 'tolerance': limit}
-  if not error <= limit:
-    reason = f'y or its gradient is {error:.1e} from float64'
-    fields |= {'status': 'failed', 'reason': reason}
-  return fields
+  name = 'y or its gradient differs from float64'
+  return measurement.judged(error, limit, name)
 
 
 def _reason(error: Exception) -> str:

@@ -103,10 +103,14 @@ def layer_class(name: str) -> Any:
 
 
 def new_layer(case: cases.Case, **options: Any) -> Any:
-  """Returns a case's layer, as initialised."""
-  shape = case.shape
-  options = {**shape.options, 'rngs': nnx.Rngs(0), **options}
-  return layer_class(case.layer)(shape.in_features, shape.features, **options)
+  """Returns a case's layer; in a check on x it learns its carry."""
+  shape, layer = case.shape, layer_class(case.layer)
+  if 'both' in case.options:
+    layer = functools.partial(rnnzoo.Bidirectional, layer)
+  if case.checked and case.projection == 'with':
+    options['learn_initial_carry'] = True
+  options = {'rngs': nnx.Rngs(0), **options, **shape.options}
+  return layer(shape.in_features, shape.features, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,15 +185,8 @@ def _create(case: cases.Case, rng) -> Any:
 
 
 def _make_layer(case: cases.Case, **options) -> Any:
-  """Returns the case's layer; in a check on x it learns its carry."""
-  shape = case.shape
-  layer = layer_class(case.layer)
-  if 'both' in case.options:
-    layer = functools.partial(rnnzoo.Bidirectional, layer)
-  options |= {**_OPTIONS.get(case.layer, {}), **shape.options}
-  if case.checked and case.projection == 'with':
-    options['learn_initial_carry'] = True
-  return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  """Returns the case's layer with `_OPTIONS`."""
+  return new_layer(case, **_OPTIONS.get(case.layer, {}), **options)
 
 
 def _flags(case: cases.Case, rng) -> dict[str, Any]:
