@@ -12,8 +12,8 @@ Before anything is timed, the results of all devices are compared with one
 device's results for all. Then one device and all devices take turns.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
-import re
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -31,6 +31,7 @@ from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
+from rnnzoo.inspect import planning
 
 STACKS = ('2 x LSTM', '4 x GRU', '4 x MinGRU')
 
@@ -52,13 +53,6 @@ STEP = 'training step'
 
 # So large that an update is not lost where a parameter is rounded to 16 bits.
 _RATE = 16.0
-_COLLECTIVES = (
-    'all-reduce',
-    'all-gather',
-    'all-to-all',
-    'collective-permute',
-    'reduce-scatter',
-)
 
 # Largest relative difference of an update of the parameters. A sum over the
 # batch is rounded in another order; in 16 bits so are the terms.
@@ -123,7 +117,8 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       places = program.shardings(way)
       built, call = _build(program.run, program.whole, places)
       compiled: Any = built.call
-      row['collectives'] = _collectives(compiled.as_text())
+      messages = planning.sent(compiled.as_text())
+      row['collectives'] = collections.Counter(m.kind for m in messages)
       row |= _compare(call(), expected, program)
     calls.append(call)
     row |= {'compile_s': built.compile_s, **built.memory}
@@ -168,14 +163,6 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
   error = float(np.max(jax.tree.leaves(errors)))  # Unlike max(), keeps NaN.
   name = 'a result of all devices differs from one device'
   return measurement.judged(error, program.limit, name)
-
-
-def _collectives(text: str) -> dict[str, int]:
-  """Counts the collectives of a compiled program."""
-  counts = {
-      x: len(re.findall(f' {x}(?:-start)?\\(', text)) for x in _COLLECTIVES
-  }
-  return {name: number for name, number in counts.items() if number}
 
 
 def _training(case: cases.Case, unused_direction: str) -> _Program:

@@ -94,6 +94,7 @@ def layer_class(name: str) -> Any:
     name: a layer's name in results, maybe with options after _, as IndRNN_tanh;
       or a stack of layers, as '4 x LSTM'; 'bi LSTM' has both directions.
   """
+  name = name.removesuffix(STEP)
   if found := re.fullmatch(r'(\d+) x (.+)', name):
     make = layer_class(found[2])
     return functools.partial(rnnzoo.Stack, make, num_layers=int(found[1]))
@@ -392,17 +393,7 @@ def _steps(case: cases.Case) -> Problem:
   A step is one CUDA graph. By itself XLA makes none of fewer than five kernels,
   and launches them in turn, which takes longer than they do.
   """
-  shape = case.shape
-  if shape.in_features != shape.features:
-    raise ValueError(
-        'Steps need as many inputs as features, since y of a step is x of the'
-        f' next one; got {shape.in_features} and {shape.features}.'
-    )
-  new_stack = layer_class(case.layer.removesuffix(STEP))
-  make_stack = lambda dtype: new_stack(
-      shape.in_features, shape.features, dtype=dtype, rngs=nnx.Rngs(0)
-  )
-  stack = make_stack(None)
+  shape, stack = case.shape, new_layer(case)
   arrays = {
       'x': normal(0, (shape.batch, shape.in_features), case.dtype),
       'state': nnx.to_pure_dict(nnx.state(stack)),
@@ -416,7 +407,7 @@ def _steps(case: cases.Case) -> Problem:
 
   def make(implementation, dtype):
     by_flax = implementation == baselines.FLAX
-    new = nnx.eval_shape(lambda: make_stack(jnp.dtype(dtype)))
+    new = nnx.eval_shape(lambda: new_layer(case, dtype=jnp.dtype(dtype)))
     graph: Any = flax_graph if by_flax else nnx.graphdef(new)
 
     def loop(arrays):

@@ -212,7 +212,7 @@ def dryrun(
   is_here = not isinstance(mesh, AbstractMesh)
   if is_here:
     compiled = traced.lower().compile()
-    messages = list(_sent(compiled.as_text()))
+    messages = list(sent(compiled.as_text()))
     memory = compiled.memory_analysis()
     temp_bytes = getattr(memory, 'temp_size_in_bytes', None)
   return DryRun(
@@ -350,7 +350,7 @@ def _read(jaxpr: Any) -> tuple[list[Message], dict[str, int]]:
   return messages, kernels
 
 
-def _sent(text: str) -> Iterator[Message]:
+def sent(text: str) -> Iterator[Message]:
   """Yields the messages of a compiled program."""
   in_loop = False
   for line in text.splitlines():
