@@ -136,8 +136,8 @@ class TimingTest(absltest.TestCase):
       times = timing.interleave(calls, repeats=3)
     # Two calls each to warm up, then one to settle and one to time, in turn.
     self.assertEqual(''.join(order), 'aabb' + 'aabb' * 3)
-    self.assertEqual([t.samples for t in times], [3, 3])
-    self.assertLessEqual(times[0].low_ms, times[0].ms)
+    self.assertEqual([t['samples'] for t in times], [3, 3])
+    self.assertLessEqual(times[0]['low_ms'], times[0]['ms'])
 
   def test_long_calls_have_few_samples(self):
     count = []
@@ -145,7 +145,7 @@ class TimingTest(absltest.TestCase):
     paces = timing.Pace(program=0.05), timing.Pace(enough=0.02)
     with mock.patch.object(jax, 'default_backend', lambda: 'gpu'):
       few, once = (timing.interleave([call], 9, pace=p)[0] for p in paces)
-    self.assertEqual([few.samples, once.samples], [3, 1])
+    self.assertEqual([few['samples'], once['samples']], [3, 1])
     # Two calls each to begin with; none to settle before a sample.
     self.assertLen(count, 2 + 3 + 2)
 
