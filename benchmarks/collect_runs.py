@@ -11,12 +11,11 @@ import csv
 import datetime
 import json
 import pathlib
+import re
 import statistics
 
 from absl import app
 from absl import flags
-
-from rnnzoo.benchmark import command_line
 
 _COMMIT = flags.DEFINE_string(
     'commit', None, 'The commit that the runs were made with.', required=True
@@ -25,39 +24,10 @@ _OUTPUT = flags.DEFINE_string(
     'output', 'benchmarks/smnist.json', 'The JSON file to add to.'
 )
 
-# Fields of config.data that are part of an experiment.
-_DATA = (
-    'data.language',
-    'data.label_steps',
-    'data.min_length',
-    'data.delay',
-    'data.length',
-    'data.curriculum',
-    'data.test_context',
-    'data.input_noise',
-    'data.clean_epochs',
-    'data.validation_noise',
-    'data.loss_steps',
-    'data.tokens',
-    'data.source_tokens',
-    'data.target_tokens',
-    'data.vocabulary_size',
-    'data.sequence',
-    'data.scaling',
-    'data.validation_fraction',
-)
+# Fields that name a place of data, which says nothing of the run.
+_PLACES = re.compile(r'data\.(name|path|\w+_dir|(\w+_)?(source|target))')
 # Scores that a run of translation measures beside its metrics.
 _BLEUS = ('sacrebleu', 'greedy_bleu', 'greedy_sacrebleu')
-# Fields that an experiment's name leaves out, as train.py does.
-_NOT_IN_THE_NAME = (
-    'seed',
-    'num_seeds',
-    'seeds_at_once',
-    'eval_batch_size',
-    'checkpoint_every',
-    'checkpoint_seconds',
-    'sample_every',
-)
 
 
 def epochs(directory: pathlib.Path, seed: int) -> list[dict[str, str]]:
@@ -81,11 +51,9 @@ def tokens_per_second(directory: pathlib.Path, config: dict) -> float | None:
   Others may use the device too: the fastest epoch was disturbed least.
   """
   context = config['data'].get('context')
-  if context is None:
-    return None
-  found = epochs(directory, config['seed'])
+  found = epochs(directory, config['seed']) if context else []
   rates = [float(row.get('sequences_per_second') or 0) for row in found]
-  return round(context * max(rates, default=0.0)) or None
+  return round((context or 0) * max(rates, default=0.0)) or None
 
 
 def collect(directory: pathlib.Path, commit: str) -> dict:
@@ -97,17 +65,13 @@ def collect(directory: pathlib.Path, commit: str) -> dict:
   ended = datetime.datetime.fromtimestamp(
       (directory / 'report.json').stat().st_mtime, datetime.UTC
   )
-  # The place of a run's own data says nothing of the run.
-  changed = {
-      name: value
-      for name, value in report['changed'].items()
-      if name not in _NOT_IN_THE_NAME
-      and (not name.startswith('data.') or name in _DATA)
-  }
   name = report['experiment'].split(' with ')[0]
-  if changed:
-    pairs = ', '.join(f'{key}={value}' for key, value in changed.items())
-    name = f'{name} with {pairs}'
+  pairs = ', '.join(
+      f'{key}={value}'
+      for key, value in report['changed'].items()
+      if f'{key}=' in report['experiment'] and not _PLACES.fullmatch(key)
+  )
+  name += f' with {pairs}' * bool(pairs)
   over_length = report.get('accuracy_over_length', {})
   return {
       'experiment': name,
@@ -194,7 +158,6 @@ def joined(rows: list[dict]) -> dict:
 
 def main(argv: list[str]) -> None:
   """Adds the run directories named on the command line."""
-  command_line.writable(_OUTPUT.value)
   path = pathlib.Path(_OUTPUT.value)
   rows = json.loads(path.read_text(encoding='utf-8')) if path.exists() else []
   by_name = {row['experiment']: row for row in rows}

@@ -14,7 +14,7 @@ inputs from the host. Crosses are times of the path that `None` takes where
 another one is more than 5 % faster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import json
 import pathlib
 import sys
@@ -64,15 +64,6 @@ def logarithmic(ax, label: str, **options: Any) -> None:
   ax.grid(alpha=0.3)
 
 
-def draw(ax, found: dict[tuple, dict[int, float]]) -> None:
-  """Draws a line for each path."""
-  for (path, dtype, copies), own in found.items():
-    name = f'{path}, {dtype}{", with a copy" if copies else ""}'
-    style = {'color': COLORS[path], 'ls': ':' if copies else '-', 'marker': '.'}
-    ax.plot([*own], [*own.values()], label=name, **style)
-  logarithmic(ax, 'steps', base=2)
-
-
 def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
   """Yields a title and the rows of each direction, which differ in steps."""
   by_way = {way: timed_rows(result, way) for way in pivots.DIRECTIONS}
@@ -86,60 +77,72 @@ def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
     yield f'{layer}, batch {batch}, {features} features', rows
 
 
+def over_steps(titles: Sequence[str], beside: str, draw) -> figures.Figure:
+  """Returns a figure with a line of four panels for each title.
+
+  Args:
+    titles: of the lines.
+    beside: whose time the speedups are beside.
+    draw: draws times and speedups: (title, direction, two panels) -> None.
+  """
+  figure = figures.Figure(figsize=(16, 2.5 * len(titles)), layout='constrained')
+  axes = figure.subplots(len(titles), 4, squeeze=False)
+  for four, title in zip(axes, titles, strict=True):
+    for way, direction in enumerate(pivots.DIRECTIONS):
+      pair = four[way], four[2 + way]
+      draw(title, direction, pair)
+      labels = 'milliseconds', f'times as fast as {beside}'
+      for ax, label in zip(pair, labels, strict=True):
+        ax.set_ylabel(label)
+        ax.set_title(f'{title}, {direction}', fontsize=8)
+        logarithmic(ax, 'steps', base=2)
+    four[0].legend(fontsize=6)
+  return figure
+
+
 def lengths(result: Row) -> figures.Figure:
   """Returns the figure; a row of it has times and speedups of a panel."""
-  found = list(panels(result))
-  figure = figures.Figure(figsize=(16, 2.5 * len(found)), layout='constrained')
-  axes = figure.subplots(len(found), 4, squeeze=False)
-  for four, (title, by_way) in zip(axes, found, strict=True):
-    for way, (direction, rows) in enumerate(by_way.items()):
-      own = lines(rows)
-      # As many copies in both.
-      scans = {key[2]: line for key, line in own.items() if key[0] == 'scan'}
-      speedups = {
-          key: {k: scans[key[2]][k] / v for k, v in line.items()}
-          for key, line in own.items()
-          if line.keys() <= scans.get(key[2], {}).keys()
-      }
-      draw(four[way], own)
-      over = [row for row in rows if row.get('of_best', 1) > pivots.SLOWER]
-      for line in lines(over).values():
-        four[way].plot([*line], [*line.values()], 'kx')
-      draw(four[2 + way], speedups)
-      four[way].set_ylabel('milliseconds')
-      four[2 + way].set_ylabel("times as fast as 'scan'")
-      for ax in (four[way], four[2 + way]):
-        ax.set_title(f'{title}, {direction}', fontsize=8)
-    four[0].legend(fontsize=6)
+  found = dict(panels(result))
+
+  def draw(title, direction, pair):
+    rows = found[title][direction]
+    own = lines(rows)
+    for (path, dtype, copies), line in own.items():
+      name = f'{path}, {dtype}{", with a copy" if copies else ""}'
+      style = {'color': COLORS[path], 'ls': ':' if copies else '-'}
+      style |= {'marker': '.', 'label': name}
+      pair[0].plot([*line], [*line.values()], **style)
+      scan = own.get(('scan', dtype, copies), {})  # As many copies in both.
+      if line.keys() <= scan.keys():
+        speedups = [scan[steps] / ms for steps, ms in line.items()]
+        pair[1].plot([*line], speedups, **style)
+    over = [row for row in rows if row.get('of_best', 1) > 1.05]
+    for line in lines(over).values():
+      pair[0].plot([*line], [*line.values()], 'kx')
+
+  figure = over_steps([*found], "'scan'", draw)
+  figure.suptitle(source(result))
   return figure
 
 
 def devices(results: Sequence[Row]) -> figures.Figure:
   """Returns the figure of the suite 'lengths' on several devices."""
   found = [dict(panels(result)) for result in results]
+
+  def draw(title, direction, pair):
+    first: dict[int, float] = {}
+    for result, own in zip(results, found, strict=True):
+      best: dict[int, float] = {}
+      for row in sorted(own[title][direction], key=lambda row: row['time']):
+        steps = row['time']
+        best[steps] = min(row['ms'], best.get(steps, row['ms']))
+      first = first or best
+      speedups = {k: first[k] / v for k, v in best.items() if k in first}
+      pair[0].plot([*best], [*best.values()], '.-', label=source(result))
+      pair[1].plot([*speedups], [*speedups.values()], '.-')
+
   titles = [title for title in found[0] if all(title in f for f in found)]
-  figure = figures.Figure(figsize=(16, 2.5 * len(titles)), layout='constrained')
-  axes = figure.subplots(len(titles), 4, squeeze=False)
-  for four, title in zip(axes, titles, strict=True):
-    for way, direction in enumerate(pivots.DIRECTIONS):
-      first: dict[int, float] = {}
-      for result, own in zip(results, found, strict=True):
-        best: dict[int, float] = {}
-        for row in sorted(own[title][direction], key=lambda row: row['time']):
-          steps = row['time']
-          best[steps] = min(row['ms'], best.get(steps, row['ms']))
-        first = first or best
-        speedups = {k: first[k] / v for k, v in best.items() if k in first}
-        label = source(result)
-        four[way].plot([*best], [*best.values()], '.-', label=label)
-        four[2 + way].plot([*speedups], [*speedups.values()], '.-')
-      four[way].set_ylabel('milliseconds')
-      four[2 + way].set_ylabel('times as fast as the first')
-      for ax in (four[way], four[2 + way]):
-        ax.set_title(f'{title}, {direction}', fontsize=8)
-        logarithmic(ax, 'steps', base=2)
-    four[0].legend(fontsize=6)
-  return figure
+  return over_steps(titles, 'the first', draw)
 
 
 # (layer, implementation), its label, and how it is drawn.
@@ -187,7 +190,7 @@ def curves(result: Row, way: int) -> dict[str, dict[int, float]]:
   for program, label, _ in PUBLISHED:
     found[label] = {
         dims[shape]: times[way]
-        for shape, times in result['published_ms'][program].items()
+        for shape, times in pivots.load(pivots.PUBLISHED)[program].items()
         if shape in dims
     }
   return found
@@ -281,8 +284,6 @@ def newton_grid(result: Row) -> figures.Figure:
   return figure
 
 
-SUITES: dict[str, Callable[[Row], figures.Figure]] = {'lengths': lengths}
-
 # Committed results, and how they are drawn; dots an inch.
 COMMITTED = {
     'ahead_h200.png': ('workloads_h200.json', ahead, 160),
@@ -292,11 +293,8 @@ COMMITTED = {
 }
 
 
-def save(result: Row, draw_it, path: pathlib.Path, dots: int) -> None:
-  """Writes the figure of a result."""
-  figure = draw_it(result)
-  if draw_it in SUITES.values():
-    figure.suptitle(source(result))
+def save(figure: figures.Figure, path: pathlib.Path, dots: int = 70) -> None:
+  """Writes a figure, and says where."""
   figure.savefig(path, dpi=dots)
   print(path)
 
@@ -305,20 +303,17 @@ def main(names: Sequence[str]) -> None:
   """Draws the committed results, or each file that is named."""
   if not names:
     for target, (name, draw_it, dots) in COMMITTED.items():
-      result = pivots.load(f'benchmarks/{name}')
-      save(result, draw_it, HERE / target, dots)
+      save(draw_it(pivots.load(f'benchmarks/{name}')), HERE / target, dots)
   read, path = [], HERE
   for name in names:
     path = pathlib.Path(name)
     result = json.loads(path.read_text(encoding='utf-8'))
-    if result['suite'] not in SUITES or not result['rows']:
-      sys.exit(f'{name} has no rows of the suites {" and ".join(SUITES)}')
-    save(result, SUITES[result['suite']], path.with_suffix('.png'), 70)
+    if result['suite'] != 'lengths' or not result['rows']:
+      sys.exit(f"{name} has no rows of the suite 'lengths'")
+    save(lengths(result), path.with_suffix('.png'))
     read.append(result)
   if len({result['device']['kind'] for result in read}) > 1:
-    path = path.with_name('devices.png')
-    devices(read).savefig(path, dpi=70)
-    print(path)
+    save(devices(read), path.with_name('devices.png'))
 
 
 if __name__ == '__main__':

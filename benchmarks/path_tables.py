@@ -113,78 +113,28 @@ def newton_long() -> str:
   return pivots.sheet(found, heads, line, items)
 
 
-def _taken(item: Row) -> list[Row]:
-  """Returns the rows of the path that `None` takes, forward first."""
-  rows = [row for own in item['own'].values() for row in own.values()]
-  taken = [row for row in rows if 'of_best' in row]
-  return sorted(
-      taken, key=lambda row: pivots.DIRECTIONS.index(row['direction'])
-  )
-
-
 def lengths() -> str:
-  """Some lines of linear recurrences by length, and sentences about all."""
+  """The table of linear recurrences by length: some lines."""
   found = pivots.rows('lengths_h200')
   index = 'layer', 'batch', 'time'
   items = []
   for item in pivots.pivot(found, index):
+    rows = [row for own in item['own'].values() for row in own.values()]
+    ways = [row for row in rows if 'of_best' in row]
+    ways.sort(key=lambda row: pivots.DIRECTIONS.index(row['direction']))
     shown = item['layer'] != 'MinLSTM' and item['time'] in (1024, 16384)
-    if shown and (ways := _taken(item)):
+    if shown and ways:
       item['path'] = ways[0]['program']
-      item['best'] = ' / '.join(map(_of_best, ways))
+      item['best'] = ' / '.join(f'{row["of_best"]:.2f}' for row in ways)
       item['copy'] = ' / '.join(f'{row["with_copy_ms"]:.3f}' for row in ways)
       items.append(item)
   order = lambda item: [item[name] for name in index]
   items.sort(key=lambda item: (item['layer'] != 'linear_scan', order(item)))
-  table = pivots.made(
+  return pivots.sheet(
+      found,
       "recurrence | batch x time | path of `None` | `'pallas'` |"
       " `'associative_scan'` | `'scan'` | of the best | with a copy",
       "`{layer}` | {batch} x {time:,} | `'{path}'` | {own[pallas]:.3f} |"
       ' {own[associative_scan]:.3f} | {own[scan]:.3f} | {best} | {copy}',
       items,
   )
-  return pivots.with_source([*table, '', _slower(found)], found)
-
-
-def _of_best(row: Row) -> str:
-  """Returns a time as a multiple of the best path's, bold above 5 %."""
-  text = f'{row["of_best"]:.2f}'
-  return f'**{text}**' if row['of_best'] > pivots.SLOWER else text
-
-
-def _first(names: Sequence[str], most: int = 5) -> str:
-  """Returns the first names, and how many more there are."""
-  rest = f' and {len(names) - most} more' if len(names) > most else ''
-  return ', '.join(names[:most]) + rest
-
-
-def _slower(found: list[Row]) -> str:
-  """Returns where `None` takes which path, and where it is not the fastest."""
-  taken = [row for row in found if 'of_best' in row]
-  name = lambda row: f'{row["layer"]} {pivots.size(row)}'
-
-  def programs(among: list[Row], key: str) -> str:
-    """Returns how many are slower, and which, the slowest first."""
-    over = [row for row in among if row.get(key, 0) > pivots.SLOWER]
-    over.sort(key=lambda row: -row[key])
-    if not over:
-      return f'none of {len(among)} programs'
-    names = [f'{name(row)} {row["direction"]} {row[key]:.2f}' for row in over]
-    return f'{len(over)} of {len(among)} programs: {_first(names)}'
-
-  by_path: dict[str, dict[str, None]] = {}
-  for row in taken:
-    by_path.setdefault(row['program'], {})[name(row)] = None
-  most = max(by_path, key=lambda path: len(by_path[path]))
-  text = ''.join(
-      f"`None` takes `'{path}'` at {_first([*names])}. "
-      for path, names in by_path.items()
-      if path != most
-  )
-  where = 'at all others' if len(by_path) > 1 else 'at all of these'
-  text += (
-      f"`None` takes `'{most}'` {where}. Another path is more than 5 % faster"
-      f' in {programs(taken, "of_best")}. `None` is more than 5 % slower than'
-      f" `'scan'` in {programs(taken, 'of_scan')}."
-  )
-  return text

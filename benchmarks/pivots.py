@@ -1,9 +1,9 @@
 """Rows of the results in benchmarks/, and their pivot tables.
 
 A result has a header and rows: fields of a case, `program`, `direction`, `ms`,
-`low_ms`, `high_ms`, `mib`, `compile_s`, `error`, `status`, and further facts. A
-file of several parts says in `part` to which part a row belongs. Training runs
-have a layout of their own, without a header.
+`low_ms`, `high_ms`, `mib`, `compile_s`, `error`, `status`, and further facts.
+Rows with a `part` are in no table. Training runs have a layout of their own,
+without a header.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,28 +15,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 FORWARD, BOTH = DIRECTIONS = ('forward', 'forward+backward')
 
-# More than this share slower than the best path is bold, and named.
-SLOWER = 1.05
+# Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
+# head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
+# without the input projection; cuDNN is torch's LSTM, float16, with it. Both on
+# an H100 or H200.
+PUBLISHED = 'docs/published_ms.json'
 
 Row = dict[str, Any]
 
 
 def load(name: str) -> Any:
   """Returns the content of a JSON file, from the project's root."""
-  text = (ROOT / name).read_text(encoding='utf-8')
-  try:
-    return json.loads(text)
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{name} is not JSON: {error}') from error
+  return json.loads((ROOT / name).read_text(encoding='utf-8'))
 
 
-def rows(name: str, part: str | None = None) -> list[Row]:
-  """Returns rows of benchmarks/<name>.json, each with the header's facts.
-
-  Args:
-    name: the file's name.
-    part: a part of the file, if it has several.
-  """
+def rows(name: str) -> list[Row]:
+  """Returns rows of benchmarks/<name>.json, each with the header's facts."""
   data = load(f'benchmarks/{name}.json')
   if isinstance(data, list):
     return data
@@ -52,13 +46,12 @@ def rows(name: str, part: str | None = None) -> list[Row]:
     head['device'] = f'{count} x {head["device"]}'
   if 'cpu' in (data['device'].get('platform'), data['device']['kind']):
     head['device'] += f', {data["host_cores"]} cores'
-  return [head | row for row in data['rows'] if row.get('part') == part]
+  return [head | row for row in data['rows'] if 'part' not in row]
 
 
-def timed(name: str, part: str | None = None) -> list[Row]:
+def timed(name: str) -> list[Row]:
   """Returns the `rows` that have times and are right."""
-  found = rows(name, part)
-  return [row for row in found if row['status'] == 'ok' and 'ms' in row]
+  return [row for row in rows(name) if row['status'] == 'ok' and 'ms' in row]
 
 
 class Cells(dict[Any, Any]):

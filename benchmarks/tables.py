@@ -10,9 +10,7 @@ document.
 from collections.abc import Callable
 import functools
 import re
-import sys
 
-from benchmarks import data_parallel
 from benchmarks import path_tables as paths
 from benchmarks import pivots
 from benchmarks import score_tables as scores
@@ -65,9 +63,7 @@ def libraries() -> str:
 # Documents, and the tables in each.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'README.md': {'results': scores.results},
-    'docs/benchmarks/cpu.md': {
-        'cpu_peers': times.cpu_peers,
-    },
+    'docs/benchmarks/cpu.md': {'cpu_peers': times.cpu_peers},
     'docs/benchmarks/dense.md': {
         'dense_h200': times.dense,
         'large_batches': times.large_batches,
@@ -94,15 +90,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ),
         'lengths': paths.lengths,
     },
-    'docs/benchmarks/memory.md': {
-        'kernel_memory': paths.kernel_memory,
-    },
+    'docs/benchmarks/memory.md': {'kernel_memory': paths.kernel_memory},
     'docs/benchmarks/newton.md': {
         'newton_long': paths.newton_long,
         'newton': paths.newton,
     },
     'docs/benchmarks/peers.md': {'peers': times.peers},
-    'docs/benchmarks/planning.md': {'planning': data_parallel.table},
     'docs/benchmarks/rl.md': {'scanned_rnn': times.scanned},
     'docs/benchmarks/tasks.md': {
         'row_smnist': scores.row_smnist,
@@ -136,24 +129,14 @@ def render(document: str, text: str) -> str:
   return text
 
 
-def main() -> int:
-  """Writes the documents; returns the exit code."""
-  if sys.argv[1:]:
-    print(__doc__, f'It takes no arguments: {sys.argv[1:]}.', sep='\n')
-    return 2
-  code = 0
+def main() -> None:
+  """Writes the documents."""
   for document, names in TABLES.items():
     path = pivots.ROOT / document
-    try:
-      made = render(document, path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-      print(f'{document} stays as it is: {error}', file=sys.stderr)
-      code = 1
-      continue
+    made = render(document, path.read_text(encoding='utf-8'))
     path.write_text(made, encoding='utf-8')
     print(f'{document}: {", ".join(names)}')
-  return code
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  main()

@@ -77,7 +77,7 @@ def dense() -> str:
       [row for row in found if row['projection'] == projection]
       for projection in ('without', 'with')
   )
-  published = data['published_ms']
+  published = pivots.load(pivots.PUBLISHED)
   given = [row for row in given if row['batch'] == 16]
   lines = _on_gates(given, published['FlashRNN fused, bfloat16'])
   cudnn = published['cuDNN, float16, with projection']
@@ -147,33 +147,19 @@ def units_and_batch() -> str:
 
 
 def agru_ladder() -> str:
-  """The table of one A-GRU, from a Python loop to the kernel."""
-  here, found = pivots.timed('agru_ladder'), pivots.timed('dense_h200')
-  there = [
-      row
-      for row in found
-      if (row['layer'], row['projection']) == ('AGRU', 'with')
-      and row['direction'] == pivots.BOTH
-  ]
-  for row in here + there:
+  """The table of one A-GRU, from a Python loop to the layer."""
+  found = pivots.timed('agru_ladder')
+  for row in found:
     names = 'batch', 'time', 'in_features', 'features'
     row['size'] = ' x '.join(str(row[name]) for name in names)
-  sizes = list(dict.fromkeys(row['size'] for row in here))
-  on_gpu = pivots.pivot(there, ['size'], ['program'])
-  gpu = lambda path: [
-      f'{item["own"][path]["ms"]:.2f}' if path in item['own'] else ''
-      for item in on_gpu
-  ]
-  lines = [['', *('CPU, ms' for _ in sizes), *('H200, ms' for _ in on_gpu)]]
-  for item in pivots.pivot(here, ['program'], ['size']):
-    cells = [format(item['own'][s]['ms'], '.1f') for s in sizes]
-    path = 'scan' if 'rnnzoo' in item['program'] else ''
-    lines.append([item['program'], *cells, *gpu(path)])
-  kernel = "`rnnzoo.AGRU`, `'pallas'`"
-  lines.append([kernel, *('' for _ in sizes), *gpu('pallas')])
-  heads = ['batch x time x in x features', *sizes]
-  lines = pivots.table([*heads, *(item['size'] for item in on_gpu)], lines)
-  return f'{pivots.with_source(lines, here)[:-1]}; {pivots.source(there)}'
+  items = pivots.pivot(found, ['program'], ['size'])
+  sizes = list(dict.fromkeys(row['size'] for row in found))
+  for item in items:
+    own = [item['own'].get(size, {}).get('ms') for size in sizes]
+    item['cells'] = ' | '.join(f'{ms:.1f}' if ms else '-' for ms in own)
+  heads = ' | '.join(f'{size}, ms' for size in sizes)
+  heads = f'batch x time x in x features | {heads}'
+  return pivots.sheet(found, heads, '{program} | {cells}', items)
 
 
 _COUNTS = {2: 'two', 4: 'four'}

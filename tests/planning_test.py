@@ -228,7 +228,7 @@ class DryRunTest(parameterized.TestCase):
 
   def test_messages_of_a_compiled_program(self):
     self.assertEqual(
-        [(m.kind, m.bytes, m.in_loop) for m in planning._sent(HLO)],
+        [(m.kind, m.bytes, m.in_loop) for m in planning.sent(HLO)],
         [
             ('all-reduce', 8, True),
             ('all-reduce', 28, False),

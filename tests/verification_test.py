@@ -19,10 +19,8 @@ class VerificationTest(absltest.TestCase):
     layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
     found = rnnzoo.verify(layer, X, reverse=True)
     self.assertFalse(found.fell_back)
-    self.assertTrue(found.exact)
     self.assertBetween(found.least_iterations, 0, found.iterations)
     self.assertLess(found.error, 2e-6)
-    self.assertLess(found.residual, 1e-6)
     self.assertLess(found.lyapunov, -0.1)
 
   @pytest.mark.slow

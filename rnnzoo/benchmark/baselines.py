@@ -1,15 +1,11 @@
-"""Programs that ours are compared with inside a suite, and published times.
+"""Programs that ours are compared with inside a suite.
 
 They are an LSTM written by hand for `lax.scan`, a linear recurrence for
-`lax.associative_scan`, JAX's own binding of cuDNN's LSTM, flax's cells in
-loops, and times of the public programs FlashRNN and torch (with cuDNN) on an
-H100 or H200.
+`lax.associative_scan`, JAX's own binding of cuDNN's LSTM, and flax's cells in
+loops.
 """
 
-from collections.abc import Mapping
 import functools
-import json
-import pathlib
 from typing import Any
 
 from flax import linen
@@ -19,26 +15,14 @@ import jax.numpy as jnp
 
 from rnnzoo import convert
 
-# Steps of the hand-written loop that are unrolled, by implementation's name.
-LAX_SCANS: Mapping[str, int] = {'lax_scan': 1, 'lax_scan_8': 8}
-
+LAX_SCAN = 'lax_scan_8'  # Eight steps of the loop are unrolled.
 CUDNN = 'cudnn'
-
 FLAX = 'flax'
-
 LAX_ASSOCIATIVE = 'lax.associative_scan'
-
-NAMES = (*LAX_SCANS, CUDNN, FLAX, LAX_ASSOCIATIVE)
-
-# Milliseconds forward and forward+backward, batch 16 x time 1024, by heads x
-# head dim. FlashRNN (Pöppel et al., 2025) is its fused CUDA kernel, bfloat16,
-# without the input projection; cuDNN is torch's LSTM, float16, with it.
-PUBLISHED: Mapping[str, Mapping[str, tuple[float, float]]] = json.loads(
-    pathlib.Path(__file__).with_name('published_ms.json').read_text()
-)
+NAMES = LAX_SCAN, CUDNN, FLAX, LAX_ASSOCIATIVE
 
 
-def lax_scan(unroll: int, arrays: Any) -> jax.Array:
+def lax_scan(arrays: Any) -> jax.Array:
   """An LSTM on given gates: `lax.scan`, and autodiff backward.
 
   h is kept in the gates' dtype, c in float32.
@@ -59,7 +43,7 @@ def lax_scan(unroll: int, arrays: Any) -> jax.Array:
     return (h, c), h
 
   h, c = (each.reshape(batch, heads, size) for each in arrays['carry'])
-  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=unroll)
+  _, h = jax.lax.scan(step, (h.astype(xs.dtype), c), xs, unroll=8)
   return jnp.swapaxes(h, 0, 1).reshape(batch, time, features)
 
 

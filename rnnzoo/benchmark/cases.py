@@ -12,8 +12,6 @@ import pathlib
 import re
 from typing import Any
 
-from rnnzoo import settings
-
 DIRECTIONS = ('forward', 'forward+backward')
 BF16, F16, F32 = 'bfloat16', 'float16', 'float32'
 
@@ -69,8 +67,6 @@ def parse_shape(text: str) -> tuple[str, Shape]:
         f'{text!r}: {shape.features} features are not divisible by'
         f' {shape.num_heads} heads'
     )
-  if math.prod(sizes[:2]) * sum(sizes[2:4]) > settings.MOST_NUMBERS:
-    raise ValueError(f'{text!r}: at most 2^48 numbers of x and y are accepted')
   return 'x'.join(map(str, sizes)), shape
 
 

@@ -12,8 +12,8 @@ Before anything is timed, the results of all devices are compared with one
 device's results for all. Then one device and all devices take turns.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
-import re
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -31,6 +31,7 @@ from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
+from rnnzoo.inspect import planning
 
 STACKS = ('2 x LSTM', '4 x GRU', '4 x MinGRU')
 
@@ -52,13 +53,6 @@ STEP = 'training step'
 
 # So large that an update is not lost where a parameter is rounded to 16 bits.
 _RATE = 16.0
-_COLLECTIVES = (
-    'all-reduce',
-    'all-gather',
-    'all-to-all',
-    'collective-permute',
-    'reduce-scatter',
-)
 
 # Largest relative difference of an update of the parameters. A sum over the
 # batch is rounded in another order; in 16 bits so are the terms.
@@ -123,7 +117,8 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       places = program.shardings(way)
       built, call = _build(program.run, program.whole, places)
       compiled: Any = built.call
-      row['collectives'] = _collectives(compiled.as_text())
+      messages = planning.sent(compiled.as_text())
+      row['collectives'] = collections.Counter(m.kind for m in messages)
       row |= _compare(call(), expected, program)
     calls.append(call)
     row |= {'compile_s': built.compile_s, **built.memory}
@@ -166,41 +161,14 @@ def _compare(got, expected, program: _Program) -> dict[str, Any]:
       *trees,
   )
   error = float(np.max(jax.tree.leaves(errors)))  # Unlike max(), keeps NaN.
-  if error <= program.limit:
-    return {'error': error}
-  reason = (
-      f'a result differs by {error:.1e} from that of one device, more than'
-      f' {program.limit:.0e}'
-  )
-  return {'error': error, 'status': 'failed', 'reason': reason}
-
-
-def _collectives(text: str) -> dict[str, int]:
-  """Counts the collectives of a compiled program."""
-  counts = {
-      x: len(re.findall(f' {x}(?:-start)?\\(', text)) for x in _COLLECTIVES
-  }
-  return {name: number for name, number in counts.items() if number}
+  name = 'a result of all devices differs from one device'
+  return measurement.judged(error, program.limit, name)
 
 
 def _training(case: cases.Case, unused_direction: str) -> _Program:
   """A training step; each device has `shape.batch` sequences."""
-  step, parameters = training_step(case)
-  shape = case.shape
-  size = (jax.device_count() * shape.batch, shape.time, shape.in_features)
-  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
-  part = (parameters, x[: shape.batch])
-  return _Program(step, (parameters, x), part, shardings, limit, parameters)
-
-
-def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
-  """Returns a function (parameters, x) -> new parameters, and parameters."""
-  stack = problems.new_layer(
-      case,
-      dtype=jnp.dtype(case.dtype),
-      param_dtype=jnp.dtype(case.param_dtype),
-  )
+  dtypes = {'dtype': case.dtype, 'param_dtype': case.param_dtype}
+  stack = problems.new_layer(case, **jax.tree.map(jnp.dtype, dtypes))
   graphdef, parameters = nnx.split(stack)
 
   def loss(parameters, x):
@@ -211,17 +179,20 @@ def training_step(case: cases.Case) -> tuple[Callable[..., Any], Any]:
     gradient = jax.grad(loss)(parameters, x)
     return jax.tree.map(lambda p, g: p - _RATE * g, parameters, gradient)
 
-  return step, parameters
+  def shardings(kind):
+    mesh = jax.make_mesh(
+        (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)
+    )
+    specs = PartitionSpec(), PartitionSpec('data')
+    return tuple(NamedSharding(mesh, spec) for spec in specs)
 
-
-def shardings(kind: str) -> tuple[NamedSharding, NamedSharding]:
-  """Returns the shardings of parameters and of a batch."""
-  mesh = jax.make_mesh(
-      (jax.device_count(),), ('data',), axis_types=(AxisType[kind],)
-  )
-  return (
-      NamedSharding(mesh, PartitionSpec()),
-      NamedSharding(mesh, PartitionSpec('data')),
+  batch, *rest = case.shape.x
+  size = (jax.device_count() * batch, *rest)
+  x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+  limit = max(_LIMITS[case.dtype], _LIMITS[case.param_dtype])
+  return _Program(
+      *(step, (parameters, x), (parameters, x[:batch]), shardings),
+      *(limit, parameters),
   )
 
 

@@ -31,9 +31,6 @@ Rows = Sequence[dict[str, Any]]
 
 NEWTON = 'associative_scan'
 
-# As a share of the best path's time.
-_SLOWER = 1.05
-
 
 def memory(case: cases.Case, rows: Rows, watchdog: timing.Watchdog) -> None:
   """Adds `kept_mib`: MiB that `jax.vjp` holds between the passes of a layer."""
@@ -96,33 +93,8 @@ def compare(rows: Rows) -> None:
   for row in rows:
     chosen = row['path_of_none']
     if row['program'] == chosen in times:
-      row['best_path'] = min(times, key=lambda name: times[name])
-      row['of_best'] = times[chosen] / times[row['best_path']]
+      row['of_best'] = times[chosen] / min(times.values())
       if 'scan' in times:
         row['of_scan'] = times[chosen] / times['scan']
-      slower = row['of_best'] > _SLOWER
+      slower = row['of_best'] > 1.05
       row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'
-
-
-def summary(rows: Rows) -> str:
-  """Returns how often a choice was not the best, and where; or ''."""
-  taken = [row for row in rows if 'of_best' in row]
-  if not taken:
-    return ''
-  over = [row for row in taken if row['of_best'] > _SLOWER]
-  over.sort(key=lambda row: -row['of_best'])
-  scan = [row for row in taken if row.get('of_scan', 0) > _SLOWER]
-  text = ''
-  for row in over:
-    text += (
-        f'SLOWER: {row["layer"]} {row["shape"]} {row["dtype"]},'
-        f' {row["direction"]}: None takes {row["path_of_none"]!r},'
-        f' {row["ms"]:.3f} ms, {row["of_best"]:.2f} times'
-        f' {row["best_path"]!r}'
-    )
-    text += '; bound by dispatch\n' if timing.by_dispatch(row) else '\n'
-  return (
-      f'{text}None is slower than the best path by more than'
-      f' {_SLOWER - 1:.0%} in {len(over)} of {len(taken)} programs, and slower'
-      f" than 'scan' in {len(scan)}.\n"
-  )

@@ -8,12 +8,11 @@ library tells it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import dataclasses
 import functools
 from importlib import metadata
 from importlib import util
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -39,28 +38,27 @@ _LIMITS = {'float32': 1e-4, 'bfloat16': 5e-2, 'float16': 1e-2}
 _TF32 = 1e-2
 
 
-@dataclasses.dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
   """A library's layers.
 
   Attributes:
-    package: its distribution, as pip knows it.
-    module: the module that shows whether it is installed.
-    layers: the names in `LAYERS` of layers that it has.
     program: function of ours, arrays, dtype and direction that makes a call.
+    package: its distribution, as pip knows it.
+    layers: the names in `LAYERS` of layers that it has.
+    module: the module that shows whether it is installed, if not `package`.
     stacks: whether it takes several layers and both directions.
   """
 
-  package: str
-  module: str
-  layers: Sequence[str]
   program: Callable[..., tuple[Callable[[], Any], dict[str, Any]]]
+  package: str
+  layers: Sequence[str]
+  module: str = ''
   stacks: bool = False
 
   @property
   def installed(self) -> bool:
     """Whether it can be imported."""
-    return util.find_spec(self.module) is not None
+    return util.find_spec(self.module or self.package) is not None
 
   def version(self) -> str | None:
     """Returns its version, or None where it has no metadata."""
@@ -70,13 +68,17 @@ class Peer:
       return None
 
 
-def _peer(side, make, package, layers, module='', stacks=False, **options):
-  program = functools.partial(side.program, make, **options)
-  return Peer(package, module or package, layers, program, stacks)
+def _jax(make, *facts, **more) -> Peer:
+  return Peer(functools.partial(peers_jax.program, make), *facts, **more)
 
 
-_jax = functools.partial(_peer, peers_jax)
-_torch = functools.partial(_peer, peers_torch)
+def _torch(make, *facts, **more) -> Peer:
+  return Peer(functools.partial(peers_torch.program, make), *facts, **more)
+
+
+_CUDNN = functools.partial(
+    peers_torch.program, peers_torch.cudnn, time_major=True
+)
 _BOTH, _LINEAR = LAYERS[:2], LAYERS[2:3]
 _THREE = (*_BOTH, 'Elman')
 PEERS: Mapping[str, Peer] = {
@@ -88,9 +90,7 @@ PEERS: Mapping[str, Peer] = {
     'haiku': _jax(peers_jax.haiku, 'dm-haiku', ['LSTM'], 'haiku'),
     'keras': _jax(peers_jax.keras, 'keras', _BOTH),
     'torch': _torch(peers_torch.eager, 'torch', _THREE),
-    'cudnn': _torch(
-        peers_torch.cudnn, 'torch', _THREE, stacks=True, time_major=True
-    ),
+    'cudnn': Peer(_CUDNN, 'torch', _THREE, stacks=True),
     'torch, compiled': _torch(peers_torch.compiled, 'torch', _BOTH),
     'flashrnn': _torch(peers_torch.flashrnn, 'flashrnn', _BOTH),
     'minGRU-pytorch': _torch(
@@ -157,7 +157,7 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
       calls.append(call)
     except Exception as error:  # Another library's: the rest goes on.
       status = 'failed' if name in (OURS, SCAN) else 'cannot'
-      row |= {'status': status, 'reason': _reason(error)}
+      row |= measurement.failure(error) | {'status': status}
   if not timer.repeats:
     return
   measurement.take_turns(case, timed, calls, timer, watchdog)
@@ -209,15 +209,5 @@ def _compare(got, exact: np.ndarray, dtype: str) -> dict[str, Any]:
   limit = _LIMITS[dtype]
   if jax.default_backend() != 'cpu':
     limit = max(limit, _TF32)
-  fields: dict[str, Any] = {'error': error, 'tolerance': limit}
-  if not error <= limit:
-    reason = f'y or its gradient is {error:.1e} from float64'
-    fields |= {'status': 'failed', 'reason': reason}
-  return fields
-
-
-def _reason(error: Exception) -> str:
-  text = ' '.join(str(error).split())
-  if isinstance(error, NotImplementedError):
-    return text
-  return f'{type(error).__name__}: {text}'[:300]
+  name = 'y or its gradient differs from float64'
+  return measurement.judged(error, limit, name)

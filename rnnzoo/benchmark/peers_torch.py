@@ -58,7 +58,7 @@ def copy_gb_per_s(repeats: int) -> float | None:
     moved = 10 * sum(array.nbytes for array in arrays)
     arrays.clear()
     torch.cuda.empty_cache()
-    return moved / times.ms / 1e6
+    return moved / times['ms'] / 1e6
   except (ImportError, OSError, AssertionError, RuntimeError) as error:
     print(f'no copy by torch: {error}', file=sys.stderr)
     return None

@@ -54,7 +54,6 @@ Run = Callable[[Any], Any]
 PATHS: Mapping[str, Any] = {
     "Scan(keep='gates')": rnnzoo.Scan(keep='gates'),
     "Scan(keep='carries')": rnnzoo.Scan(keep='carries'),
-    "Scan(keep='carries', chunk=16)": rnnzoo.Scan(keep='carries', chunk=16),
     "Scan(keep='carries', chunk=4000)": rnnzoo.Scan(keep='carries', chunk=4000),
     "Pallas(keep='gates')": rnnzoo.Pallas(keep='gates'),
     "Pallas(keep='carries')": rnnzoo.Pallas(keep='carries'),
@@ -82,10 +81,6 @@ _INPUTS = {'IndRNN_tanh_small': 0.01, 'IndRNN_relu_small': 0.01}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     'AGRU': {'gamma': 2.0},
     'IRevRNN': {'inner_scale': 1e-2},
-    **{
-        f'IRevRNN_{n}_inner_steps': {'inner_scale': 1e-2, 'inner_steps': n}
-        for n in (1, 2, 4, 8, 16)
-    },
     'IndRNN_tanh': {'activation': 'tanh'},
     'IndRNN_tanh_small': {'activation': 'tanh'},
     'SLSTM': {'num_heads': 1},  # A shape of more says so.
@@ -96,10 +91,10 @@ def layer_class(name: str) -> Any:
   """Returns a class or function that makes a case's layer.
 
   Args:
-    name: a layer's name in results, maybe with options after _, as
-      IRevRNN_8_inner_steps; or a stack of layers, as '4 x LSTM'; 'bi LSTM' has
-      both directions.
+    name: a layer's name in results, maybe with options after _, as IndRNN_tanh;
+      or a stack of layers, as '4 x LSTM'; 'bi LSTM' has both directions.
   """
+  name = name.removesuffix(STEP)
   if found := re.fullmatch(r'(\d+) x (.+)', name):
     make = layer_class(found[2])
     return functools.partial(rnnzoo.Stack, make, num_layers=int(found[1]))
@@ -109,10 +104,14 @@ def layer_class(name: str) -> Any:
 
 
 def new_layer(case: cases.Case, **options: Any) -> Any:
-  """Returns a case's layer, as initialised."""
-  shape = case.shape
-  options = {**shape.options, 'rngs': nnx.Rngs(0), **options}
-  return layer_class(case.layer)(shape.in_features, shape.features, **options)
+  """Returns a case's layer; in a check on x it learns its carry."""
+  shape, layer = case.shape, layer_class(case.layer)
+  if 'both' in case.options:
+    layer = functools.partial(rnnzoo.Bidirectional, layer)
+  if case.checked and case.projection == 'with':
+    options['learn_initial_carry'] = True
+  options = {'rngs': nnx.Rngs(0), **options, **shape.options}
+  return layer(shape.in_features, shape.features, **options)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,15 +186,8 @@ def _create(case: cases.Case, rng) -> Any:
 
 
 def _make_layer(case: cases.Case, **options) -> Any:
-  """Returns the case's layer; in a check on x it learns its carry."""
-  shape = case.shape
-  layer = layer_class(case.layer)
-  if 'both' in case.options:
-    layer = functools.partial(rnnzoo.Bidirectional, layer)
-  options |= {**_OPTIONS.get(case.layer, {}), **shape.options}
-  if case.checked and case.projection == 'with':
-    options['learn_initial_carry'] = True
-  return layer(shape.in_features, shape.features, rngs=nnx.Rngs(0), **options)
+  """Returns the case's layer with `_OPTIONS`."""
+  return new_layer(case, **_OPTIONS.get(case.layer, {}), **options)
 
 
 def _flags(case: cases.Case, rng) -> dict[str, Any]:
@@ -297,10 +289,8 @@ def _on_gates(case: cases.Case) -> Problem:
 
 def _make_unroll(case, cell, flags, implementation, dtype) -> Run:
   """Returns a function that unrolls a cell, as a layer does."""
-  if implementation in baselines.LAX_SCANS:
-    unroll = baselines.LAX_SCANS[implementation]
-    return functools.partial(baselines.lax_scan, unroll)
-
+  if implementation == baselines.LAX_SCAN:
+    return baselines.lax_scan
   call = call_lib.Call(reverse='reverse' in case.options, out_dtype=dtype)
 
   def run(arrays):
@@ -403,17 +393,7 @@ def _steps(case: cases.Case) -> Problem:
   A step is one CUDA graph. By itself XLA makes none of fewer than five kernels,
   and launches them in turn, which takes longer than they do.
   """
-  shape = case.shape
-  if shape.in_features != shape.features:
-    raise ValueError(
-        'Steps need as many inputs as features, since y of a step is x of the'
-        f' next one; got {shape.in_features} and {shape.features}.'
-    )
-  new_stack = layer_class(case.layer.removesuffix(STEP))
-  make_stack = lambda dtype: new_stack(
-      shape.in_features, shape.features, dtype=dtype, rngs=nnx.Rngs(0)
-  )
-  stack = make_stack(None)
+  shape, stack = case.shape, new_layer(case)
   arrays = {
       'x': normal(0, (shape.batch, shape.in_features), case.dtype),
       'state': nnx.to_pure_dict(nnx.state(stack)),
@@ -427,7 +407,7 @@ def _steps(case: cases.Case) -> Problem:
 
   def make(implementation, dtype):
     by_flax = implementation == baselines.FLAX
-    new = nnx.eval_shape(lambda: make_stack(jnp.dtype(dtype)))
+    new = nnx.eval_shape(lambda: new_layer(case, dtype=jnp.dtype(dtype)))
     graph: Any = flax_graph if by_flax else nnx.graphdef(new)
 
     def loop(arrays):

@@ -19,24 +19,20 @@ recurrent kernel, and x or the input gates.
 import dataclasses
 import itertools
 import json
-import math
 import operator
 import os
 import pathlib
 import shlex
 import sys
+import tempfile
 import time
 from typing import Any, NoReturn
 
-from absl import app
 from absl import flags
 from absl import logging
 import jax
 
-from rnnzoo.benchmark import baselines
 from rnnzoo.benchmark import cases as cases_lib
-from rnnzoo.benchmark import command_line
-from rnnzoo.benchmark import facts
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
@@ -97,11 +93,10 @@ def parse_flags(argv: list[str]) -> list[str]:
   """Parses the command line, and gives up where it cannot be obeyed."""
   try:
     rest = flags.FLAGS(argv)
-    command_line.flags_alone(rest)
-  except (flags.Error, app.UsageError) as error:
+  except flags.Error as error:
     _give_up(error)
-  if math.isnan(_TIME_LIMIT.value):
-    _give_up('flag --time_limit=nan: a number of seconds would work, as in 450')
+  if rest[1:]:
+    _give_up(f'unknown argument {rest[1]!r}; options are --name=value')
   if pathlib.Path(_OUTPUT.value).suffix != '.json':
     _give_up(f'{_OUTPUT.value!r} must be the name of a .json file')
   suite = SUITES[_SUITE.value]
@@ -149,21 +144,24 @@ def main(unused_argv: list[str]) -> int:
   """Runs a suite; returns the exit code."""
   until = time.monotonic() + _TIME_LIMIT.value
   selected = _select()
+  output = pathlib.Path(_OUTPUT.value)
   try:
-    command_line.writable(_OUTPUT.value)
-  except app.UsageError as error:
-    _give_up(error)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.exists():
+      output.open('a', encoding='utf-8').close()
+    tempfile.TemporaryFile(dir=output.parent).close()
+  except OSError as error:
+    _give_up(f'--output={output}: {error}')
   if _SUITE.value in ('peers', 'cudnn'):  # Torch needs memory too.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   repeats = 0 if _CHECK_ONLY.value else _REPEATS.value
   result = _new_result(repeats)
-  if _RESUME.value:
+  if _RESUME.value and output.exists():
     selected = _resume(result, selected, repeats)
   print(report.header(result), flush=True)
   _measure(selected, result, repeats, until)
-  if not result['rows']:
-    return 0
-  print(facts.summary(result['rows']) + _OUTPUT.value)
+  if result['rows']:
+    print(output)
   bad = [row for row in result['rows'] if row['status'] == 'failed']
   if bad:
     print(f'FAILED: {len(bad)} of {len(result["rows"])} rows', file=sys.stderr)
@@ -183,20 +181,21 @@ def _measure(selected, result, repeats: int, until: float) -> None:
   watchdog = timing.Watchdog(_TIMEOUT.value)
   table = report.Table(case.label for case in selected)
   titles = {_part(case.row('', '')): case.title for case in selected}
-  earlier = {_key(row): row for row in result['rows']}
-  new: dict[tuple[Any, ...], Any] = {}
+  rows = {_key(row): row for row in result['rows']}
+  new = set()
   cases = itertools.takewhile(lambda _: time.monotonic() < until, selected)
   for row in suite.measure(cases, timer, watchdog):
     if 'gb_per_s' in row:
       row['copy_fraction'] = row['gb_per_s'] / result['copy']['gb_per_s']
-    new[_key(row)] = row
-    result['rows'] = list({**earlier, **new}.values())
+    new.add(_key(row))
+    rows[_key(row)] = row
+    result['rows'] = list(rows.values())
     table.row(titles[_part(row)], row)
     # A run that is cut off has lost nothing.
     report.write(result, output)
   if not pathlib.Path(output).exists():
     report.write(result, output)
-  if left := sum(not _keys(case) <= new.keys() for case in selected):
+  if left := sum(not _keys(case) <= new for case in selected):
     print(
         f'--time_limit={_TIME_LIMIT.value:g}: {left} of {len(selected)} cases'
         ' were not begun; --resume goes on with them',
@@ -221,46 +220,42 @@ def _new_result(repeats: int) -> dict[str, Any]:
   copy, torch_copy = timing.copy_bandwidth, peers_torch.copy_gb_per_s
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
-  result = {
+  return {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **timing.environment(),
       'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
+      'rows': [],
   }
-  if _SUITE.value == 'dense':
-    result['published_ms'] = baselines.PUBLISHED
-  return {**result, 'rows': []}
 
 
 def _resume(result, selected, repeats: int) -> list[cases_lib.Case]:
   """Adds the rows of an earlier run, and returns the cases still to be run."""
-  path = pathlib.Path(_OUTPUT.value)
-  if not path.exists():
-    return selected
+  path = _OUTPUT.value
   try:
-    earlier = json.loads(path.read_text())
+    earlier = json.loads(pathlib.Path(path).read_text())
     report.header(earlier)  # It reads all that a later one needs.
+    found = {_key(row): row for row in earlier['rows']}
     differences = [
         f'{fact} {earlier[fact]!r} (here {result[fact]!r})'
         for fact in ('suite', 'device', 'versions', 'commit')
         if earlier[fact] != result[fact]
     ]
-    if differences:
-      _give_up(f'--resume: {str(path)!r} is of {", ".join(differences)}')
-    found = {_key(row): row for row in earlier['rows']}
-    done = {
-        name
-        for name, row in found.items()
-        if row['status'] == 'cannot'
-        or (row['status'] == 'ok' and (not repeats or 'ms' in row))
-    }
-    result['copy'] = earlier['copy'] or result['copy']
   except (AttributeError, KeyError, TypeError, ValueError):
-    _give_up(f"--resume: {str(path)!r} is not a benchmark's result")
+    _give_up(f"--resume: {path!r} is not a benchmark's result")
+  if differences:
+    _give_up(f'--resume: {path!r} is of {", ".join(differences)}')
+  done = {
+      name
+      for name, row in found.items()
+      if row['status'] == 'cannot'
+      or (row['status'] == 'ok' and (not repeats or 'ms' in row))
+  }
+  result['copy'] = earlier['copy'] or result['copy']
   # Programs that are compared are timed together.
   rest = [case for case in selected if not _keys(case) <= done]
   result['rows'] = list(found.values())
   again = sum(name in found for case in rest for name in _keys(case))
   kept = f'{len(found) - again} rows of {path} are kept'
-  print(kept + f', {again} measured again' * bool(again), file=sys.stderr)
+  print(f'{kept}, {again} measured again', file=sys.stderr)
   return rest

@@ -44,9 +44,7 @@ def header(result: Mapping[str, Any]) -> str:
 class Table:
   """Prints rows as they come, aligned.
 
-  A reason stands below the first row that has it; later ones name its number. A
-  path that cannot run a layer, for one reason in all directions and with and
-  without projection, is one line.
+  A reason stands below the first row that has it; later ones name its number.
   """
 
   def __init__(self, layers: Iterable[str]):
@@ -54,7 +52,6 @@ class Table:
     self._widths = (max(map(len, ['layer', *layers])), *_WIDTHS)
     self._title = ''
     self._reasons: dict[str, int] = {}
-    self._cannot: set[tuple[str, str, str, str]] = set()
 
   def row(self, title: str, row: Row) -> None:
     """Prints a row of `measurement.measure`, in the part with this title."""
@@ -64,12 +61,6 @@ class Table:
       print(f'\n{title}')
       self._line([*measurement.LABELS, *names])
     cells = [row[label] for label in measurement.LABELS]
-    if row['status'] == 'cannot':
-      group = title, row['layer'], row['program'], row['reason']
-      if group in self._cannot:
-        return
-      self._cannot.add(group)
-      cells[2:] = ['any', 'any']
     median, spread = row['status'], ''
     if 'ms' in row:
       median = f'{row["ms"]:.3f}'

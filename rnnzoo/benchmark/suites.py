@@ -52,8 +52,7 @@ DTYPES = (F32, BF16, F16)
 _BOTH = DTYPES[:2]
 
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
-_STREAMED = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
-_LINEAR = (*_STREAMED, 'IRevRNN_8_inner_steps')
+_LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
 _MINGRU = ('MinGRU', 'projection')
 
 
@@ -87,7 +86,7 @@ def _runs(implementation: str, case: cases.Case) -> bool:
   kind = case.layer, case.projection
   if implementation == baselines.LAX_ASSOCIATIVE:
     return case.layer == problems.COMPLEX
-  if implementation in baselines.LAX_SCANS:
+  if implementation == baselines.LAX_SCAN:
     return kind == ('LSTM', _GATES)
   return (*kind, case.shape.num_heads, case.dtype) == ('LSTM', _LAYER, 1, F32)
 
@@ -227,7 +226,6 @@ _LENGTHS = {
 
 _STACKED = ('2 x LSTM', '4 x LSTM', '4 x GRU')
 _STEPS = ('LSTM step', 'GRU step', 'MinGRU step', '2 x LSTM step')
-_INNER = tuple(f'IRevRNN_{n}_inner_steps' for n in (1, 2, 4, 8, 16))
 _INPUTS = ('IndRNN_tanh', 'IndRNN_tanh_small', 'IndRNN', 'IndRNN_relu_small')
 # Those that are linear in their memory take one pass.
 _ONE_PASS = 'MinGRU', 'MinLSTM', 'LRU', 'S5', 'LinOSS', 'RGLRU', 'HGRN', 'QRNN'
@@ -243,6 +241,7 @@ _OTHERS = [name for name in _WHOLE if name not in _REFERENCE]
 _KERNELS = ('pallas',)
 _ASSOCIATIVE = 'pallas', 'associative_scan', baselines.LAX_ASSOCIATIVE
 _SCANS = ['scan', *(name for name in problems.PATHS if name[:4] == 'Scan')]
+_KEPT = ('LSTM', '1x768'), ('GRU', '12x64'), ('IndRNN', '512')
 _KEEP = [name for name in problems.PATHS if name[:6] == 'Pallas']
 
 _ONE_SET = timing.Timer(max_sets=1)
@@ -252,47 +251,6 @@ _MANY = dataclasses.replace(_PACED, max_sets=2, threads=os.cpu_count() or 1)
 
 _OF_NONE = functools.partial(measurement.measure, add=facts.path_of_none)
 _of_peers = functools.partial(Suite, measure=peers.measure, runs=peers.takes)
-
-
-def _memory() -> Suite:
-  # The cases of irevrnn's public code, where each sample has 10 features.
-  published = {
-      '2 x IRevRNN': Shape(32, 100, 10, 64),
-      '3 x IRevRNN': Shape(64, 200, 10, 128),
-      '4 x IRevRNN': Shape(128, 500, 10, 256),
-  }
-  kept = (
-      ('small', ('LSTM', *_INNER, '2 x IRevRNN'), _SCANS),
-      ('4000_steps', ('LSTM', 'GRU'), _SCANS),
-      ('inner_steps', _INNER, ['scan', 'associative_scan']),
-      *((name, [name], ['scan']) for name in published),
-  )
-  kernels = {'LSTM': '1x768', 'GRU': '12x64', 'IndRNN': '512'}.items()
-  # 256 rows of 768 units run in tiles.
-  more = '512=16,4096,512,512 256x256x768=256,256,768,768'
-  return Suite(
-      {
-          **_SMALL,
-          **_shapes('4000_steps=16,4000,64,128 inner_steps=32,200,128,128'),
-          **published,
-          **{name: _WHOLE[name] for name in ('1x768', '12x64')},
-          **_shapes(more),
-      },
-      [
-          *(Entry([at], own, _LAYER, (F32,), ways) for at, own, ways in kept),
-          *(Entry([at], [name], _LAYER, _BOTH, _KEEP) for name, at in kernels),
-          *(
-              Entry([at], [f'4 x {name}'], _LAYER, (BF16,), _KEEP)
-              for name, at in kernels
-          ),
-          Entry(['256x256x768'], ['4 x LSTM'], _LAYER, (BF16,), _KEEP),
-          Entry(None, ('LSTM', 'GRU'), _LAYER),
-      ],
-      _ONE_SET,
-      implementations=('scan', 'associative_scan', *_SCANS[1:], *_KEEP),
-      directions=cases.DIRECTIONS[1:],
-      measure=functools.partial(measurement.measure, add=facts.memory),
-  )
 
 
 def _workloads() -> Suite:
@@ -327,13 +285,10 @@ SUITES: Mapping[str, Suite] = {
         | _shapes('wide=8,4096,2048,2048 thin=16,1024,768,768')
         | _shapes('one_long=1,65536,1024,1024 diagonal=32,2048,1024,1024'),
         [
-            Entry(['small'], _STREAMED, _GATES, _BOTH),
+            Entry(['small'], _LINEAR, _GATES, _BOTH),
             Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
             Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
-            Entry(['diagonal'], _LINEAR[3:5], _GATES, _BOTH),
-            # Nothing of the inner steps is kept between the passes, so memory
-            # should not grow with their number.
-            Entry(['diagonal'], _LINEAR[5:], _GATES),
+            Entry(['diagonal'], _LINEAR[3:], _GATES, _BOTH),
             Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
             Entry(None, _LINEAR, _GATES, _BOTH),
             Entry(None, _MINGRU, _LAYER, _BOTH),
@@ -367,7 +322,7 @@ SUITES: Mapping[str, Suite] = {
                 ['LSTM'],
                 _GATES,
                 (BF16,),
-                ('pallas', 'lax_scan_8'),
+                ('pallas', baselines.LAX_SCAN),
             ),
             # cuDNN's LSTM has one head and float32 only.
             Entry(['small', '1x768'], ['LSTM'], _LAYER, _BOTH),
@@ -426,7 +381,27 @@ SUITES: Mapping[str, Suite] = {
         ],
         _ONE_SET,
     ),
-    'memory': _memory(),
+    'memory': Suite(
+        _SMALL | _shapes('4000_steps=16,4000,64,128 512=16,4096,512,512')
+        # 256 rows of 768 units run in tiles.
+        | _shapes('256x256x768=256,256,768,768')
+        | {name: _WHOLE[name] for name in _REFERENCE},
+        [
+            Entry(['small'], ['LSTM'], _LAYER, (F32,), _SCANS),
+            Entry(['4000_steps'], ['LSTM', 'GRU'], _LAYER, (F32,), _SCANS),
+            *(
+                Entry([at], [f'{layers}{name}'], _LAYER, dtypes, _KEEP)
+                for layers, dtypes in (('', _BOTH), ('4 x ', (BF16,)))
+                for name, at in _KEPT
+            ),
+            Entry(['256x256x768'], ['4 x LSTM'], _LAYER, (BF16,), _KEEP),
+            Entry(None, ['LSTM', 'GRU'], _LAYER),
+        ],
+        _ONE_SET,
+        implementations=(*_SCANS, *_KEEP),
+        directions=cases.DIRECTIONS[1:],
+        measure=functools.partial(measurement.measure, add=facts.memory),
+    ),
     'newton': Suite(
         _SMALL | _shapes('thousand=2,1000,16,32') | _grid((1, 8, 64)) | _OF_ONE,
         [Entry(None, _ITERATED, _LAYER)],

@@ -82,17 +82,6 @@ class Timer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Times:
-  """Median and quartiles of samples, each of which is the mean of calls."""
-
-  ms: float
-  low_ms: float
-  high_ms: float
-  samples: int
-  calls: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Program:
   """A compiled function.
 
@@ -154,11 +143,15 @@ def interleave(
     repeats: int,
     before: Callable[[int], None] = lambda index: None,
     pace: Pace = Pace(),
-) -> list[Times]:
-  """Returns the times of each call, one sample per repeat, in turn.
+) -> list[dict[str, Any]]:
+  """Times calls, one sample per repeat, in turn.
 
   A call returns arrays to wait for. A slow one has fewer samples. `before` gets
   the index of a call before each of its samples.
+
+  Returns:
+    Fields of a row for each call: median and quartiles of the samples in
+    milliseconds, the number of samples, and of the calls that each averages.
   """
   on_cpu = jax.default_backend() == 'cpu'
   long = [False for _ in calls]
@@ -190,7 +183,8 @@ def interleave(
   times = []
   for own, (count, _) in zip(samples, plans, strict=True):
     low, median, high = np.quantile(own, (0.25, 0.5, 0.75)).tolist()
-    times.append(Times(median, low, high, len(own), count))
+    ms = {'ms': median, 'low_ms': low, 'high_ms': high}
+    times.append({**ms, 'samples': len(own), 'calls': count})
   return times
 
 
@@ -220,7 +214,7 @@ def measure(
   `before`.
 
   Returns:
-    Fields of a row for each: the fields of `Times` for one set of inputs,
+    Fields of a row for each: those of `interleave` for one set of inputs,
     `sets` (their number), and on an accelerator `dispatch_ms`, the host's share
     of a call below 100 ms.
   """
@@ -235,7 +229,7 @@ def measure(
     turns = itertools.cycle(each_call)
     calls.append(lambda call=program, turns=turns: call(*next(turns)))
   times = interleave(calls, timer.repeats, before, timer.pace)
-  rows = [{**dataclasses.asdict(each), 'sets': len(sets)} for each in times]
+  rows = [{**each, 'sets': len(sets)} for each in times]
   if timer.from_host:
     arrays, weights = arguments
     host = {k: np.asarray(v) for k, v in _sequences(arrays).items()}
@@ -245,7 +239,7 @@ def measure(
     ]
     with_copy = interleave(copied, timer.repeats, before, timer.pace)
     for row, each in zip(rows, with_copy, strict=True):
-      row['with_copy_ms'] = each.ms
+      row['with_copy_ms'] = each['ms']
   for index, row in enumerate(rows):
     if jax.default_backend() != 'cpu' and row['ms'] < 100:
       before(index)
@@ -254,11 +248,6 @@ def measure(
     for name in row.keys() & {'ms', 'low_ms', 'high_ms', 'dispatch_ms'}:
       row[name] /= per_call
   return rows
-
-
-def by_dispatch(row: Mapping[str, Any]) -> bool:
-  """Returns whether a row of `measure` says more of the host than of a path."""
-  return row.get('dispatch_ms', 0) > 0.7 * row['ms']
 
 
 def input_sets(arguments: tuple[Any, Any], max_sets: int) -> list[Any]:
@@ -364,7 +353,7 @@ def copy_bandwidth(repeats: int, theirs: float | None) -> dict[str, Any]:
     return current[0]
 
   times = interleave([lambda: copy(x), in_place], repeats)
-  ours = 2 * x.nbytes / min(t.ms for t in times) / 1e6
+  ours = 2 * x.nbytes / min(t['ms'] for t in times) / 1e6
   return {
       'gb_per_s': max(ours, theirs or 0.0),
       'array_bytes': x.nbytes,

@@ -6,9 +6,8 @@ nobody has tried:
   python -m rnnzoo.inspect.card     # prints one line, to be reported
 """
 
-import dataclasses
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
@@ -22,16 +21,8 @@ import rnnzoo
 _ERROR = 0.03
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """A layer to compare.
-
-  Attributes:
-    kind: the kind of kernels: 'linear', 'diagonal' or 'dense'.
-    layer: its name.
-    shape: (batch, time, features).
-    dtype: dtype of the inputs.
-  """
+class Case(NamedTuple):
+  """A layer for a kind of kernels, at batch x time x features."""
 
   kind: str
   layer: str

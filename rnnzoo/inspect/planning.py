@@ -38,7 +38,7 @@ _TRACED = {
     'reduce_scatter': 'reduce-scatter',
 }
 _COMPILED = sorted(set(_TRACED.values()))
-_BITS = {'pred': 8, 'bf16': 16}
+_BITS = {'pred': 8}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,10 @@ class DryRun:
   def __str__(self) -> str:
     lines = [self.title, self.inputs, 'Paths, from the input up:']
     for choice in self.choices:
+      layers = f', {choice.at_once} layers at the same time'
       lines.append(
           f'  {choice.cell} over {list(choice.shape)} on each device:'
-          f' {choice.path!r}{_beside(choice.at_once)}'
+          f' {choice.path!r}{layers * (choice.at_once > 1)}'
       )
       if self.axes:
         lines.append(f'    {_over(choice, self.axes)}')
@@ -97,16 +98,12 @@ class DryRun:
           f'    {path!r} is passed over: {reason}'
           for path, reason in choice.passed_over
       ]
-    if self.kernels:
-      lines.append('GPU kernels on each device:')
-      lines += [f'  {n} x {name}' for name, n in self.kernels.items()]
-    else:
-      lines.append('GPU kernels: none.')
-    source = 'compiled' if self.compiled else 'traced'
-    if self.messages:
-      lines.append(f'Messages between devices, in the {source} program:')
-    else:
-      lines.append(f'Messages between devices: none in the {source} program.')
+    where = ' on each device:' if self.kernels else ': none.'
+    lines.append(f'GPU kernels{where}')
+    lines += [f'  {n} x {name}' for name, n in self.kernels.items()]
+    where = f'in the {"compiled" if self.compiled else "traced"} program'
+    where = f', {where}:' if self.messages else f': none {where}.'
+    lines.append(f'Messages between devices{where}')
     for message in self.messages:
       often = ', inside of a loop or branch' if message.in_loop else ''
       lines.append(f'  {message.kind} of {message.bytes:,} bytes{often}')
@@ -215,13 +212,17 @@ def dryrun(
   is_here = not isinstance(mesh, AbstractMesh)
   if is_here:
     compiled = traced.lower().compile()
-    messages = list(_sent(compiled.as_text()))
+    messages = list(sent(compiled.as_text()))
     memory = compiled.memory_analysis()
     temp_bytes = getattr(memory, 'temp_size_in_bytes', None)
   return DryRun(
       title=_title(layer, mesh, gradient),
       inputs=_inputs(x),
-      axes=_axes(mesh),
+      axes=tuple(
+          name
+          for name, size, kind in _each(mesh)
+          if size > 1 and kind == AxisType.Explicit
+      ),
       choices=tuple(choices),
       kernels=kernels,
       messages=tuple(messages),
@@ -283,12 +284,7 @@ def _title(layer: Any, mesh: Any, gradient: bool) -> str:
   title = f'{type(layer).__name__}, {way}, on'
   if mesh is None or not mesh.axis_names:
     return f'{title} 1 x {kind}'
-  axes = ', '.join(
-      f'{name}={size} ({axis_type.name})'
-      for (name, size), axis_type in zip(
-          mesh.shape.items(), mesh.axis_types, strict=True
-      )
-  )
+  axes = ', '.join(f'{name}={size} ({t.name})' for name, size, t in _each(mesh))
   return f'{title} {mesh.size} x {kind}, mesh {axes}'
 
 
@@ -301,22 +297,12 @@ def _inputs(x: jax.ShapeDtypeStruct) -> str:
   return f'{text} as {x.sharding.spec}, {own} on each device'
 
 
-def _axes(mesh: Any) -> tuple[str, ...]:
-  """Returns a mesh's Explicit axes of more than one device."""
-  if mesh is None:
-    return ()
-  return tuple(
-      name
-      for (name, size), axis_type in zip(
-          mesh.shape.items(), mesh.axis_types, strict=True
-      )
-      if size > 1 and axis_type == AxisType.Explicit
-  )
-
-
-def _beside(at_once: int) -> str:
-  """Returns how many layers run at once, if it is more than one."""
-  return f', {at_once} layers at the same time' if at_once > 1 else ''
+def _each(mesh: Any) -> Iterator[tuple[str, int, AxisType]]:
+  """Yields name, size and type of the axes of a mesh, if there is one."""
+  if mesh is not None:
+    sizes = mesh.shape.items()
+    for (name, size), axis_type in zip(sizes, mesh.axis_types, strict=True):
+      yield name, size, axis_type
 
 
 def _over(choice: choice_lib.Choice, axes: tuple[str, ...]) -> str:
@@ -364,7 +350,7 @@ def _read(jaxpr: Any) -> tuple[list[Message], dict[str, int]]:
   return messages, kernels
 
 
-def _sent(text: str) -> Iterator[Message]:
+def sent(text: str) -> Iterator[Message]:
   """Yields the messages of a compiled program."""
   in_loop = False
   for line in text.splitlines():
@@ -374,17 +360,14 @@ def _sent(text: str) -> Iterator[Message]:
     match = re.search(rf' ({"|".join(_COMPILED)})(-start)?\(', line)
     if not match:
       continue
-    shapes = re.findall(r'([a-z]\w*)\[([\d,]*)\]', line[: match.start()])
+    types = r'([a-z]+(\d*)\w*)\[([\d,]*)\]'
+    shapes = re.findall(types, line[: match.start()])
     if match[2] and match[1] in ('all-gather', 'collective-permute'):
       shapes = shapes[len(shapes) // 2 :]  # The first half is the operands.
+    # The bits of a number are the first digits of its type, 'f32' for instance.
     size = sum(
-        _item_bits(dtype) * math.prod(map(int, filter(None, dims.split(','))))
-        for dtype, dims in shapes
+        _BITS.get(dtype, int(f'0{bits}'))
+        * math.prod(map(int, filter(None, dims.split(','))))
+        for dtype, bits, dims in shapes
     )
     yield Message(kind=match[1], bytes=size // 8, in_loop=in_loop)
-
-
-def _item_bits(dtype: str) -> int:
-  """Returns the bits of a number of XLA's type, 'f32' for instance."""
-  digits = re.search(r'\d+', dtype)
-  return _BITS.get(dtype) or (int(digits[0]) if digits else 8)

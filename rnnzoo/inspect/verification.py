@@ -35,7 +35,6 @@ class Verification:
       equals 'scan', within 1e-4 of each feature's scale; None where
       `max_iterations` are too few.
     iterations: iterations that the path took, the most of any window.
-    residual: largest |f(s_{t-1}) - s_t| that they left, in the carry's scale.
     sensitivity: largest error that one rounding error in each step makes, in
       the carry's scale.
     fell_back: whether some steps ran one by one.
@@ -50,20 +49,15 @@ class Verification:
       recurrence forgets, and few iterations do; above 0 it is chaotic, and none
       will. A change that is forgotten whole, as by a relu that is 0 in all
       features, starts anew, and that step does not count; NaN if all are.
-    exact: whether the iteration has exact derivatives.
-    window: steps that are solved at once.
   """
 
   least_iterations: int | None
   iterations: int
-  residual: float
   sensitivity: float
   fell_back: bool
   in_turn: int
   error: float
   lyapunov: float
-  exact: bool
-  window: int
 
 
 def verify(
@@ -111,19 +105,13 @@ def verify(
         ' is one pass, and there is nothing to iterate. A layer whose gates see'
         ' the memory, such as an rnnzoo.GRU, would work.'
     )
-  if not isinstance(implementation, selection.AssociativeScan):
-    raise ValueError(
-        'implementation must be an rnnzoo.AssociativeScan, got'
-        f' {implementation!r}.'
-    )
   settings.boolean(reverse, 'reverse')
   checks.inputs(
       x, '[..., time, in_features]', layer.in_features, type(layer).__name__
   )
   if x.ndim < 2 or not x.size:
     raise ValueError(
-        'x must be [..., time, in_features] with at least one sequence and at'
-        f' least one step, got shape {x.shape}.'
+        f'x must have at least one sequence and one step, got shape {x.shape}.'
     )
   operands = layer._operands(x)
   checks.known(operands, 'layer and x')
@@ -152,11 +140,10 @@ def _on_one_device(x: Array) -> Array:
 
 @promotion.of_ranks
 def _verify(plan, operands) -> Verification:
-  run = jax.jit(functools.partial(newton_path.unroll_with_report, plan))
-  _, wanted = jax.jit(functools.partial(scan_loop.carries, plan.steps))(
-      operands
-  )
-  scales = jax.jit(functools.partial(_scales, plan))(operands, wanted)
+  compiled = lambda function, plan: jax.jit(functools.partial(function, plan))
+  run = compiled(newton_path.unroll_with_report, plan)
+  _, wanted = compiled(scan_loop.carries, plan.steps)(operands)
+  scales = compiled(_scales, plan)(operands, wanted)
   difference = functools.partial(jax.jit(_difference), wanted, scales)
   _, found, report = run(operands)
   least = None
@@ -170,16 +157,11 @@ def _verify(plan, operands) -> Verification:
   return Verification(
       least_iterations=least,
       iterations=int(report.iterations),
-      residual=float(report.residual),
       sensitivity=float(report.sensitivity),
       fell_back=bool(report.fell_back),
       in_turn=int(report.in_turn),
       error=float(difference(found)),
-      lyapunov=float(
-          jax.jit(functools.partial(_lyapunov, plan.steps))(operands)
-      ),
-      exact=plan.exact,
-      window=plan.steps.chunk,
+      lyapunov=float(compiled(_lyapunov, plan.steps)(operands)),
   )
 
 

@@ -56,7 +56,6 @@ class FactsTest(absltest.TestCase):
         self.assertEqual(row['compiled_together'], 2)
         self.assertGreater(row['compile_s'], 0)
         self.assertIn('mib', row)
-    self.assertIn('in 0 of 4 programs', out)
 
     _, out, _ = benchmark_test.run(*arguments)
     self.assertEqual(json.loads(path.read_text())['rows'], rows)
@@ -81,16 +80,6 @@ class FactsTest(absltest.TestCase):
     facts.compare(rows)
     self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
     self.assertNotIn('choice', rows[1])
-    line = facts.summary(rows)
-    self.assertIn("in 1 of 1 programs, and slower than 'scan' in 0", line)
-    self.assertIn(
-        "SLOWER: GRU 2x3x4x4 bfloat16, forward: None takes 'scan', 2.000 ms,"
-        " 2.00 times 'pallas'\n",
-        line,
-    )
-    rows[0]['dispatch_ms'] = 1.9
-    self.assertIn('bound by dispatch', facts.summary(rows))
-    self.assertEmpty(facts.summary([{'program': 'scan'}]))
 
   @pytest.mark.slow
   def test_table_of_lengths(self):
@@ -118,12 +107,10 @@ class FactsTest(absltest.TestCase):
     text = self.table('lengths', result)
     self.assertIn(
         "| `MinGRU` | 1 x 1,024 | `'pallas'` | 1.000 / 1.000 | 2.000 / 2.000 |"
-        ' 0.500 / 0.500 | **2.00** / **2.00** | 4.000 / 4.000 |\n',
+        ' 0.500 / 0.500 | 2.00 / 2.00 | 4.000 / 4.000 |\n',
         text,
     )
     self.assertNotIn('1 x 4 |', text)
-    self.assertIn("`None` takes `'pallas'` at all of these.", text)
-    self.assertIn("than `'scan'` in 8 of 8 programs: ", text)
 
   def table(self, name, result):
     """Returns the table of a result; draws its figure."""
@@ -143,7 +130,7 @@ class FactsTest(absltest.TestCase):
   def test_files_that_are_not_drawn(self):
     result = self.output()
     result.write_text('{"suite": "batches", "rows": []}')
-    with self.assertRaisesRegex(SystemExit, 'has no rows of the suites'):
+    with self.assertRaisesRegex(SystemExit, 'has no rows of the suite'):
       figures.main([str(result)])
 
   def test_shapes(self):

@@ -48,11 +48,11 @@ class SuitesTest(parameterized.TestCase):
 
   @pytest.mark.slow
   def test_memory(self):
-    rows = self.rows('memory', '--shapes=small', '--layers=LSTM,2 x IRevRNN')
-    found = {(row['layer'], row['program']): row for row in rows}
-    self.assertLen(found, 10)
+    rows = self.rows('memory', '--shapes=small', '--layers=LSTM')
+    found = {row['program']: row for row in rows}
+    self.assertLen(found, 4)
     self.assertEqual({row['direction'] for row in rows}, {'forward+backward'})
-    kept = lambda keep: found['LSTM', f"Scan(keep='{keep}')"]['kept_mib']
+    kept = lambda keep: found[f"Scan(keep='{keep}')"]['kept_mib']
     self.assertGreater(kept('gates'), kept('carries'))
     self.assertGreater(kept('carries'), 0)
 
