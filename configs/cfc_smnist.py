@@ -3,7 +3,7 @@
 The recipe is agru_benchmark's, see configs/base_smnist.py.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: 0.9890 (1 seed, CPU, commit 0fa0101).
 
   python train.py --config=configs/cfc_smnist.py
 """

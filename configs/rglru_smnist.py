@@ -4,7 +4,7 @@ The recipe is agru_benchmark's, see configs/base_smnist.py; two layers, because
 the gates of one see a single row each.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: 0.9822 (1 seed, CPU, commit 0fa0101).
 
   python train.py --config=configs/rglru_smnist.py
 """
