@@ -184,7 +184,7 @@ def next_windows(
 
   size, most = streams.shape[0], context + 6 * jitter
   first, end = edge(place), edge(place + 1)
-  padded = jnp.pad(streams, [(0, 0), (0, 6 * jitter)])
+  padded = jnp.pad(streams, [(0, 0), (0, 9 * jitter)])
   tokens = jax.lax.dynamic_slice_in_dim(padded, first, most + 1, axis=1)
   return {
       'tokens': tokens,
