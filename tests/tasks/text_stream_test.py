@@ -76,6 +76,20 @@ class TextStreamTest(parameterized.TestCase):
       read = [b['tokens'][0, : int(b['length'][0])] for b in batches]
       np.testing.assert_array_equal(np.concatenate(read), np.arange(48))
 
+  def test_a_learned_carry_is_trained_where_streams_begin(self):
+    self.config.model.options.GRU.learn_initial_carry = True
+    task = text_stream.TextStream(self.config)
+    model = task.build_model(nnx.Rngs(0))
+    batch = {
+        'tokens': jnp.ones((4, 29), jnp.int32),
+        'length': jnp.full(4, 16),
+        'begins': jnp.full(4, True),
+    }
+    loss = lambda model: task.evaluate(model, batch, nnx.Rngs(0)).losses.mean()
+    found = nnx.grad(loss)(model)
+    for leaf in jax.tree.leaves(found['stack']['layers'][0]['learned_carry']):
+      self.assertGreater(float(jnp.abs(leaf).max()), 0.0)
+
   def test_fields_of_tests_may_differ_in_a_test(self):
     found = run_directory.of_tests('text_stream')
     self.assertEqual(found, run_directory.of_tests('text'))

@@ -108,13 +108,15 @@ class TextStream(language.Text):
       return super().evaluate(model, examples)
     tokens, lengths = examples['tokens'], examples['length']
     memory = jax.tree.map(
-        lambda first, held: _where(examples['begins'], first, held[...]),
+        lambda first, held: _where(
+            examples['begins'], first, jax.lax.stop_gradient(held[...])
+        ),
         model.initial_carry((len(tokens),)),
         model.memory,
     )
     carry, y, dropped = model.outputs(
         tokens[:, :-1],
-        initial_carry=jax.lax.stop_gradient(memory),
+        initial_carry=memory,
         seq_lengths=lengths,
         rngs=rngs,
     )
