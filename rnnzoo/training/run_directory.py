@@ -42,9 +42,9 @@ NOT_COMPARED = (
 _OF_TESTS: Mapping[str, tuple[str, ...]] = {
     'eval_batch_size': (),
     'data.test_samplings': ('skeletons',),
-    'data.test_context': ('text',),
-    'data.sample_length': ('text',),
-    'data.sample_temperature': ('text',),
+    'data.test_context': ('text', 'text_stream'),
+    'data.sample_length': ('text', 'text_stream'),
+    'data.sample_temperature': ('text', 'text_stream'),
     'data.num_beams': ('translation',),
     'data.length_penalty': ('translation',),
     'data.output_length': ('translation',),

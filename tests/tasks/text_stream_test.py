@@ -17,6 +17,7 @@ import rnnzoo
 from rnnzoo import models
 from rnnzoo import training
 from rnnzoo.tasks.text import text_stream
+from rnnzoo.training import run_directory
 from rnnzoo.training import seed_state
 from rnnzoo.training import visits
 
@@ -62,6 +63,36 @@ class TextStreamTest(parameterized.TestCase):
       np.testing.assert_array_equal(joined, streams[:, 1:161])
     self.assertGreater(len(set(lengths)), 3)
     self.assertNotEqual(lengths[:10], lengths[10:20])
+
+  def test_the_last_window_goes_on_where_streams_have_no_token_more(self):
+    streams = jnp.arange(16 * 3 + 1)[None]
+    make = jax.jit(
+        lambda step: text_stream.next_windows(
+            streams, 16, 2, 3, jax.random.key(0), step
+        )
+    )
+    for epoch in range(20):
+      batches = [make(3 * epoch + step) for step in range(3)]
+      read = [b['tokens'][0, : int(b['length'][0])] for b in batches]
+      np.testing.assert_array_equal(np.concatenate(read), np.arange(48))
+
+  def test_a_learned_carry_is_trained_where_streams_begin(self):
+    self.config.model.options.GRU.learn_initial_carry = True
+    task = text_stream.TextStream(self.config)
+    model = task.build_model(nnx.Rngs(0))
+    batch = {
+        'tokens': jnp.ones((4, 29), jnp.int32),
+        'length': jnp.full(4, 16),
+        'begins': jnp.full(4, True),
+    }
+    loss = lambda model: task.evaluate(model, batch, nnx.Rngs(0)).losses.mean()
+    found = nnx.grad(loss)(model)
+    for leaf in jax.tree.leaves(found['stack']['layers'][0]['learned_carry']):
+      self.assertGreater(float(jnp.abs(leaf).max()), 0.0)
+
+  def test_fields_of_tests_may_differ_in_a_test(self):
+    found = run_directory.of_tests('text_stream')
+    self.assertEqual(found, run_directory.of_tests('text'))
 
   def test_a_window_goes_on_from_the_last_and_begins_anew(self):
     task = text_stream.TextStream(self.config)

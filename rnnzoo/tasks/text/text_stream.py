@@ -108,13 +108,15 @@ class TextStream(language.Text):
       return super().evaluate(model, examples)
     tokens, lengths = examples['tokens'], examples['length']
     memory = jax.tree.map(
-        lambda first, held: _where(examples['begins'], first, held[...]),
+        lambda first, held: _where(
+            examples['begins'], first, jax.lax.stop_gradient(held[...])
+        ),
         model.initial_carry((len(tokens),)),
         model.memory,
     )
     carry, y, dropped = model.outputs(
         tokens[:, :-1],
-        initial_carry=jax.lax.stop_gradient(memory),
+        initial_carry=memory,
         seq_lengths=lengths,
         rngs=rngs,
     )
@@ -184,7 +186,7 @@ def next_windows(
 
   size, most = streams.shape[0], context + 6 * jitter
   first, end = edge(place), edge(place + 1)
-  padded = jnp.pad(streams, [(0, 0), (0, 6 * jitter)])
+  padded = jnp.pad(streams, [(0, 0), (0, 9 * jitter)])
   tokens = jax.lax.dynamic_slice_in_dim(padded, first, most + 1, axis=1)
   return {
       'tokens': tokens,
