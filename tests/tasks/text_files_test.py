@@ -49,6 +49,7 @@ class TextFilesTest(parameterized.TestCase):
   @parameterized.parameters(
       (b'one\nt\xffo\n', 'line 2, is not UTF-8; it must be a text in UTF-8'),
       (b'\xff\xfea\0\n\0b\0\0\xdc', 'line 2, is not UTF-16-LE'),
+      (b'a\0\n\0b\0', 'has zeros, as UTF-16 without its mark'),
       (gzip.compress(b'one\ntwo\n')[:-9], 'is not a whole .gz file'),
       (bz2.compress(b'one\n'), 'line 1, is not UTF-8'),
   )

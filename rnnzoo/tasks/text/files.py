@@ -64,6 +64,10 @@ def read(path: str, field: str) -> str:
         ' text in UTF-8, or in UTF-16 or UTF-32 with its mark, plain or .gz;'
         ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
     ) from error
+  if '\0' in text:
+    raise ValueError(
+        f'{path} has zeros, as UTF-16 without its mark has; UTF-8 would work'
+    )
   text = text.replace('\r\n', '\n').replace('\r', '\n')
   return text.replace('\ufeff', '')
 
