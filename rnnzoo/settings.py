@@ -260,22 +260,6 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
 
 
-def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
-  """Raises TypeError for an option of `RecurrentLayer` that a layer sets.
-
-  Args:
-    options: options that the layer passes on, by name.
-    layer: the layer's name.
-    *names: names of options that it sets itself, beside its cell.
-  """
-  for name in ('cell', *names):
-    if name in options:
-      raise TypeError(
-          f'{layer} has no argument {name!r}: it sets {name} itself;'
-          f' help({layer}) lists its options.'
-      )
-
-
 def positive(value: object, label: str) -> None:
   """Raises ValueError unless `value` is an int from 1 to 2^31 - 1."""
   is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)

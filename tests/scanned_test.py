@@ -183,7 +183,7 @@ class ScannedRNNTest(parameterized.TestCase):
         ),
         (
             lambda: rnn(start, (ins.astype(int), resets)),
-            r'floating-point ins, got int64; ins.astype',
+            'ins of real floating-point numbers, got int64',
         ),
         (
             lambda: rnn(start[:2], (ins, resets)),
@@ -191,7 +191,7 @@ class ScannedRNNTest(parameterized.TestCase):
             r' an array of shape \(3, 8\), for ins of shape \(7, 3, 8\) .*;'
             r' got an array of shape \(2, 8\)',
         ),
-        (lambda: rnn(start * 1j, (ins, resets)), '^carry must be real'),
+        (lambda: rnn(start * 1j, (ins, resets)), '^carry must be real numbers'),
         (lambda: rnn(None, (ins, resets)), 'carry must be .* got a NoneType'),
         (
             lambda: lstm((start, start[:2]), (ins, resets)),
@@ -199,7 +199,7 @@ class ScannedRNNTest(parameterized.TestCase):
             r' LSTMCarry\(h=\(3, 8\), c=\(3, 8\)\).*; got arrays of shapes'
             r' \(\(3, 8\), \(2, 8\)\)',
         ),
-        (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real'),
+        (lambda: rnn(start, (ins, resets * 1j)), 'resets must be real numbers'),
         (
             lambda: rnn(rnn.initialize_carry(FEATURES, BATCH), (ins, resets)),
             r'\(8, 3\).* is initialize_carry\(batch, hidden\) here',

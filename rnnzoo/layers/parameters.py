@@ -235,9 +235,14 @@ class CellParameters(sequence_layer.SequenceLayer):
     if self.recurrent_structure is None:
       return kernel
     kernel = kernel.astype(promotion.both(kernel.dtype, dtype))
-    return checks.same_kind(
-        self.recurrent_structure(kernel), kernel, 'recurrent_structure'
-    )
+    made = self.recurrent_structure(kernel)
+    made = checks.array(made, 'The result of recurrent_structure')
+    if made.shape != kernel.shape or made.dtype != kernel.dtype:
+      raise ValueError(
+          f'recurrent_structure must return an array of {kernel.dtype} and shape'
+          f' {kernel.shape}, as it was given, got {made.dtype} of {made.shape}.'
+      )
+    return made
 
   def _check_input(self, x: Array, axes: str) -> None:
     self._check_parameters()

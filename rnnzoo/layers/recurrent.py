@@ -507,7 +507,6 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
-    checks.carry_of_step(carry, x)
     self._check_input(x, '[..., in_features]')
     batch_shape = x.shape[:-1]
     arrays = self._check_carry(carry, batch_shape, 'carry')

@@ -411,7 +411,6 @@ class Stack(sequence_layer.SequenceLayer):
     Raises:
       ValueError: an argument has the wrong shape or dtype.
     """
-    checks.carry_of_step(carry, x)
     self._check_carry(carry, 'carry')
     carries: list[Any] = []
     below = x

@@ -369,8 +369,6 @@ class LanguageModel(nnx.Module):
       tokens: int [...].
       reset: bool [...]; where true, a text begins anew with this token.
     """
-    if carry is not None:  # At the start of a text it may be.
-      checks.carry_of_step(carry, tokens, 'tokens')
     tokens = checks.tokens(tokens, self.embedding.num_embeddings, axes='[...]')
     reset = checks.flags(reset, tokens.shape, 'reset')
     if reset is not None and carry is not None:

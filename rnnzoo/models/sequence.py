@@ -209,8 +209,6 @@ class SequenceModel(nnx.Module):
             f' returns them; got {type(carry).__name__}.'
         )
       carry, *past = carry
-    if carry is not None:  # At the start of a sequence it may be.
-      checks.carry_of_step(carry, x, 'tokens' if is_of_tokens else 'x')
     if is_of_tokens:
       x = checks.tokens(x, self.embedding.num_embeddings, axes='[...]')
       x = self._embed(x[..., None])[..., 0, :]
