@@ -239,8 +239,8 @@ class CellParameters(sequence_layer.SequenceLayer):
     made = checks.array(made, 'The result of recurrent_structure')
     if made.shape != kernel.shape or made.dtype != kernel.dtype:
       raise ValueError(
-          f'recurrent_structure must return an array of {kernel.dtype} and shape'
-          f' {kernel.shape}, as it was given, got {made.dtype} of {made.shape}.'
+          f'recurrent_structure must return {kernel.dtype} of {kernel.shape},'
+          f' as it was given, got {made.dtype} of {made.shape}.'
       )
     return made
 
