@@ -199,13 +199,7 @@ def tokens(
 
 
 def share(given: Any, label: str, shape: tuple[int, ...]) -> Any:
-  """Returns a number or an array from 0 to 1, or raises ValueError.
-
-  Args:
-    given: the caller's.
-    label: the argument's name.
-    shape: the one that an array must have, or broadcast to.
-  """
+  """Returns a number or an array from 0 to 1 that broadcasts to a shape."""
   if not isinstance(given, (np.ndarray, Array)):
     settings.within(given, label, least=0, most=1)
     return float(given)
@@ -269,13 +263,7 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
 
 
 def last_step(seq_lengths: Any, time: int) -> Array:
-  """Returns the index of each sequence's last valid step, 0 without one.
-
-  Args:
-    seq_lengths: integers of any width, which may not hold T; those outside of 0
-      to T count as in `lengths`.
-    time: T, the number of steps, 1 or more.
-  """
+  """Returns the index of each sequence's last valid step, 0 without one."""
   low, high = jnp.int32(1), jnp.int32(time)
   # Before 1 is subtracted: 0 - 1 wraps around where there is no sign.
   return jnp.clip(jnp.asarray(seq_lengths), low, high) - 1
@@ -385,13 +373,7 @@ def params(cell: cell_lib.Cell, given: Any, features: int) -> cell_lib.Params:
 def recurrent_gradient(
     cell: cell_lib.Cell, clip: Any, stop: Any
 ) -> float | None:
-  """Returns `clip` as a float, or raises ValueError.
-
-  Args:
-    cell: the equations.
-    clip: the caller's recurrent_gradient_clip.
-    stop: the caller's stop_recurrent_gradient.
-  """
+  """Returns the caller's recurrent_gradient_clip as a float."""
   is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
   if clip is not None and not (is_number and 0 < clip < math.inf):
     raise ValueError(

@@ -156,13 +156,7 @@ class SequenceModule(linen.Module):
   def __call__(
       self, x: Array, *, nnx_method: str = '__call__', **options: Any
   ) -> Any:
-    """Calls the layer.
-
-    Args:
-      x: [..., time, in_features].
-      nnx_method: name of another method to call instead.
-      **options: options of the layer's call: initial_carry, reset and so on.
-    """
+    """Calls the layer, or another method of it, with options of that call."""
     return self._run(nnx_method, x, **options)
 
   def unroll(self, x: Array, **options: Any) -> tuple[Any, Array]:
@@ -336,20 +330,7 @@ class ScannedRNN(linen.Module):
 
   @linen.compact
   def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
-    """Runs the layer over a part of a rollout.
-
-    Args:
-      carry: result of `initialize_carry` or the last call.
-      x: the pair (ins, resets) of arrays [time, batch, in_features] and
-        [time, batch]; any number of batch axes. Resets may be bool, or numbers
-        of any dtype, of which 0 alone means no reset.
-
-    Returns:
-      The carry after the last step, and the outputs [time, batch, features].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
+    """Runs the layer over a part of a rollout, as `rnnzoo.ScannedRNN` does."""
     ins, _ = scanned.pair(x)
     options = {
         'in_features': ins.shape[-1],

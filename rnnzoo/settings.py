@@ -127,12 +127,7 @@ def norm_momentum(value: Any, norm: str | None) -> float:
 
 
 def axis_names(value: Any, label: str) -> tuple[str, ...]:
-  """Returns one name of a mesh axis, several, or none, as a tuple.
-
-  Args:
-    value: a name, a sequence of names, or None.
-    label: the argument's name.
-  """
+  """Returns one name of a mesh axis, several, or none, as a tuple."""
   if value is None:
     return ()
   names = (value,) if isinstance(value, str) else value

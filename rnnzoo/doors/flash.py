@@ -394,14 +394,9 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
 def _sized(
     array: Array, shape: tuple[int, ...], name: str, axes: str, given: str
 ) -> Array:
-  """Returns the array if it has the shape, or raises ValueError.
+  """Returns the array, in the order `axes`, if it has the shape.
 
-  Args:
-    array: array with its axes in the wanted order.
-    shape: the one it must have.
-    name: name of the argument.
-    axes: the wanted order.
-    given: the caller's.
+  An error speaks of `given`, the caller's order.
   """
   if array.shape != shape:
     order = [axes.index(axis) for axis in given]

@@ -252,11 +252,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     return self.forward.features
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """Returns the initial carries of the forward and the backward layer.
-
-    Args:
-      batch_shape: leading axes of the input, before time.
-    """
+    """Returns the initial carries of the forward and the backward layer."""
     return (
         self.forward.initial_carry(batch_shape),
         self.backward.initial_carry(batch_shape),

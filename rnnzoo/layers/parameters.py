@@ -340,12 +340,7 @@ def _shapes(tree: Any) -> Any:
 
 
 def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
-  """Raises ValueError for an option of R where the cell has none.
-
-  Args:
-    cell: the equations.
-    **options: options by name; None for one that was not given.
-  """
+  """Raises ValueError for an option of R, not None, where the cell has none."""
   for name, value in options.items():
     if value is not None and not cell.recurrent_gates:
       raise ValueError(
@@ -356,12 +351,7 @@ def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
 
 
 def dtype_of(options: Mapping[str, Any], rngs: nnx.Rngs) -> Any:
-  """Returns the dtype of parameters that a layer draws before all else.
-
-  Args:
-    options: the layer's options, of which use_bias and param_dtype are checked.
-    rngs: `nnx.Rngs` of the layer, checked.
-  """
+  """Returns the dtype of parameters that a layer draws before all else."""
   initializers.check_rngs(rngs, 'params', required=True)
   settings.boolean(options.get('use_bias', True), 'use_bias')
   dtype = options.get('param_dtype', jnp.float32)

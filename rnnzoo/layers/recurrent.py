@@ -310,22 +310,12 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
   ) -> tuple[OwnT, OwnT]:
     """Like `unroll`, but returns the whole carry after every step.
 
-    Args:
-      x: inputs as in `unroll`, and so is all else.
-      initial_carry: state before the first step.
-      reset: flags of steps where the carry restarts.
-      seq_lengths: valid steps of each sequence; beyond, the carry is held.
-      mask: flags of valid steps; else the carry is held.
-      reverse: whether to run from the last step to the first.
-      time_major: whether x is [time, ..., in_features].
+    Arguments and errors are as in `unroll`.
 
     Returns:
       The final carry, each [..., features], and the carry after every step,
       each [..., time, features] in the carry's dtype, float32 or wider; both
       in the order of `cell.carry_names`, with the type of `initial_carry`.
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
     """
     call = self._call(reverse, time_major, len(self.cell.carry_names))
     given = x, initial_carry, reset, seq_lengths, mask
@@ -493,20 +483,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
   def step(
       self, carry: cell_lib.CarryT, x: Array, *, reset: Array | None = None
   ) -> tuple[cell_lib.CarryT, Array]:
-    """Takes one step, for streams and for acting in an environment.
-
-    Args:
-      carry: one array [..., features] for each of `cell.carry_names`.
-      x: [..., in_features].
-      reset: bool [...]; where true, the carry restarts before the step.
-
-    Returns:
-      The carry after the step, with the type of the one before, and the output
-      [..., features].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
+    # Documented in SequenceLayer.step; the carry keeps its type.
     self._check_input(x, '[..., in_features]')
     batch_shape = x.shape[:-1]
     arrays = self._check_carry(carry, batch_shape, 'carry')
