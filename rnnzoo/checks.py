@@ -3,7 +3,6 @@
 `settings.py` has the checks of a layer's settings.
 """
 
-import math
 import numbers
 from typing import Any
 
@@ -374,12 +373,8 @@ def recurrent_gradient(
     cell: cell_lib.Cell, clip: Any, stop: Any
 ) -> float | None:
   """Returns the caller's recurrent_gradient_clip as a float."""
-  is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-  if clip is not None and not (is_number and 0 < clip < math.inf):
-    raise ValueError(
-        'recurrent_gradient_clip must be a number above 0, finite, or None, got'
-        f' {clip!r}.'
-    )
+  if clip is not None:
+    settings.within(clip, 'recurrent_gradient_clip', above=0)
   settings.boolean(stop, 'stop_recurrent_gradient')
   if cell.recurrent_gates == 0 and (clip is not None or stop):
     name = 'stop_recurrent_gradient' if stop else 'recurrent_gradient_clip'

@@ -48,20 +48,13 @@ class Mapped(call_lib.Projection):
     return call_lib.KernelInputs(arrays, None, bias)
 
 
-class _StateFeatures:
-  """`out_features`, where a layer does not set `state_features`."""
-
-  def __get__(self, layer: Any, owner: type | None = None) -> Any:
-    return self if layer is None else layer.out_features
-
-
 class CellParameters(sequence_layer.SequenceLayer):
   """The parameters of `RecurrentLayer`, which documents them."""
 
   cell: cell_lib.Cell
   # Only layers that have them set these: others keep the static part, and the
   # checkpoints, that they always had.
-  state_features: Any = _StateFeatures()
+  state_features: Any = sequence_layer.OutFeatures()
   input_map: Any = None
   readout: Any = None
   num_heads: int

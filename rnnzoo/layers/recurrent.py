@@ -226,8 +226,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     if state_features is not None:
       self.state_features = state_features
     if input_map is not None:
-      given = kernel_init, bias_init
-      if given != (initializers.lecun_normal, initializers.zeros):
+      own = initializers.lecun_normal, initializers.zeros
+      if kernel_init is not own[0] or bias_init is not own[1]:
         raise ValueError(
             'kernel_init and bias_init are for W and b, which input_map'
             ' replaces; leaving them out would work.'
@@ -341,29 +341,15 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       self, given, call: call_lib.Call, is_output: bool, masks
   ) -> tuple[Carry, Carry]:
     """`_run`, each device with its part of the batch, of time or features."""
-    x, initial_carry, reset, seq_lengths, mask = given
     linear = isinstance(self.cell, cell_lib.LinearCell)
-    lead = x.shape[:-1]
-    axes = sharding.axes_of_run(lead, call.time_major, linear)
-    batch_shape, time = (
-        (lead[1:], lead[0]) if call.time_major else (lead[:-1], lead[-1])
-    )
-    steps = time_devices.whole(time, self.time_axis_name)
-    given = (
-        x,
-        initial_carry,
-        checks.flags(reset, lead, 'reset'),
-        checks.lengths(seq_lengths, batch_shape, steps),
-        checks.flags(mask, lead, 'mask'),
-        *masks,
-    )
+    axes = sharding.axes_of_run(given[0].shape[:-1], call.time_major, linear)
     flags, lengths = axes.flags, axes.lengths
     per_step = self.recurrent_dropout_per_step
     return self._over_devices(
         lambda layer, given: layer._run(
             *given[:5], call, is_output, regularisation.Masks(*given[5:])
         ),
-        given,
+        (*given, *masks),
         axes,
         positions=(
             *(flags, axes.carry, flags, lengths, flags),
@@ -404,15 +390,15 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       initial_carry = self._check_carry(
           initial_carry, batch_shape, 'initial_carry'
       )
-    given = x, initial_carry, reset, seq_lengths, mask
-    time_devices.check_names(self.time_axis_name, given)
-    if sharding.is_sharded(self, given):
-      return self._run_over_devices(given, call, is_output, masks)
     over = self.time_axis_name
+    time_devices.check_names(over, (x, initial_carry, reset, seq_lengths, mask))
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     whole = time_devices.whole(time, over)
     seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
+    given = x, initial_carry, reset, seq_lengths, mask
+    if sharding.is_sharded(self, given):
+      return self._run_over_devices(given, call, is_output, masks)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     # Not -1, which has no meaning where there are no steps.
