@@ -314,7 +314,7 @@ class _Wavefront:
             for level in levels
         ],
         params=[_params(level, state, x) for level in levels],
-        kernels=[_input_kernel(v, x) for v in levels],
+        kernels=[devices.like(v.kernel[...], x).astype(state) for v in levels],
         flags=(reset, mask),
     )
 
@@ -482,12 +482,6 @@ def _recurrent_kernel(level, dtype, x) -> Array:
   """Returns R as it is used, before it is cast to a dtype."""
   kernel = devices.like(level.recurrent_kernel[...], x)
   return level._structured(kernel, dtype).astype(promotion.wide(dtype))
-
-
-def _input_kernel(level, x) -> Array:
-  """Returns W, [G, I, F]."""
-  kernel = devices.like(level.kernel[...], x)
-  return kernel.astype(promotion.wide(level._dtype(x)))
 
 
 def _gates_side_by_side(kernels: Sequence[Array]) -> Array:
