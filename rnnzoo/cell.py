@@ -216,12 +216,7 @@ def of(cell: Any) -> Any:
 
 
 def like(given: CarryT, carry: Iterable[jax.Array]) -> CarryT:
-  """Returns a carry with the type of another one.
-
-  Args:
-    given: a named tuple, a tuple or a list; a list's carry is a tuple.
-    carry: the arrays.
-  """
+  """Returns a carry with the type of another one; for a list, a tuple."""
   make: Any = getattr(type(given), '_make', tuple)
   return make(carry)
 

@@ -3,7 +3,6 @@
 `settings.py` has the checks of a layer's settings.
 """
 
-import math
 import numbers
 from typing import Any
 
@@ -26,15 +25,16 @@ def kernel(
   gates = cell.recurrent_gates
   if not features:
     raise ValueError('x_gates must have at least one feature, got none.')
+  shape: Any = ()
   if recurrent_kernel is not None:
     recurrent_kernel = array(recurrent_kernel, 'recurrent_kernel')
-  shape: Any = () if recurrent_kernel is None else recurrent_kernel.shape
-  if gates == 0:
-    if recurrent_kernel is not None:
+    shape = recurrent_kernel.shape
+    if gates == 0:
       raise ValueError(
           f'{name} has no recurrent gates: recurrent_kernel must be None, got'
           f' shape {shape}.'
       )
+  elif gates == 0:
     return None
   if (
       len(shape) != 4
@@ -77,22 +77,11 @@ def inputs(
     layer: the layer's name.
     name: the argument's name.
   """
-  if not hasattr(given, 'dtype'):
-    hint = '' if given is None else f'; jnp.asarray({name}) would work'
+  no_values = jax.ShapeDtypeStruct, np.ma.MaskedArray
+  if not hasattr(given, 'dtype') or isinstance(given, no_values):
     raise ValueError(
-        f'{layer} expects {name} as an array of shape {axes}, got'
-        f' {settings.a(type(given))}{hint}.'
-    )
-  if isinstance(given, jax.ShapeDtypeStruct):
-    raise ValueError(
-        f'{layer} expects {name} with values, got a ShapeDtypeStruct;'
-        f' jax.eval_shape(layer, {name}) or rnnzoo.dryrun would work.'
-    )
-  if isinstance(given, np.ma.MaskedArray):
-    raise ValueError(
-        f'{layer} expects {name} without a mask of numpy, which would be'
-        f' ignored; {name}.filled(0), with mask= or seq_lengths= for the layer,'
-        ' would work.'
+        f'{layer} expects {name} as an array of shape {axes}, with all of its'
+        f' values, got {settings.a(type(given))}.'
     )
   shape = np.shape(given)
   if len(shape) < axes.count(',') or shape[-1] != in_features:
@@ -100,12 +89,10 @@ def inputs(
         f'{layer} expects {name} of shape {axes} with in_features ='
         f' {in_features}, got shape {shape}.'
     )
-  if jnp.issubdtype(given.dtype, jnp.complexfloating):
-    number(given, f'{layer} expects {name} of real numbers: {name}')
   if not jnp.issubdtype(given.dtype, jnp.floating):
     raise ValueError(
-        f'{layer} expects floating-point {name}, got {given.dtype};'
-        f' {name}.astype(jnp.float32) would work.'
+        f'{layer} expects {name} of real floating-point numbers, got'
+        f' {given.dtype}.'
     )
   _width(given.dtype, f'{layer} expects {name} of such a dtype: {name}')
 
@@ -134,20 +121,6 @@ def parameter(given: Any, expected: tuple[int, ...] | None, label: str) -> None:
   (number if expected is None else real)(given, label)
 
 
-def carry_of_step(carry: Any, x: Any, name: str = 'x') -> None:
-  """Raises ValueError where `step` has no carry, or has it as its second."""
-  if isinstance(x, (tuple, list)) and hasattr(carry, 'dtype'):
-    raise ValueError(
-        f'step takes the carry first and {name} second, got them the other way'
-        f' round; step(carry, {name}) would work.'
-    )
-  if carry is None and hasattr(x, 'shape'):
-    raise ValueError(
-        'carry must be as initial_carry returns it, got a NoneType;'
-        f' initial_carry({x.shape[:-1]}) would work at the start.'
-    )
-
-
 def carry(
     names: tuple[str, ...],
     given: Any,
@@ -165,10 +138,7 @@ def carry(
   if isinstance(given, (tuple, list)):
     fields = getattr(given, '_fields', names)
     if fields != names and sorted(fields) == sorted(names):
-      raise ValueError(
-          f'{label} must have the order {names}, got {settings.a(type(given))}'
-          f' with the order {fields}.'
-      )
+      raise ValueError(f'{label} must have the order {names}, got {fields}.')
     arrays = [array(c, label) for c in given]
     shapes = [c.shape for c in arrays]
     if shapes == [expected] * len(names):
@@ -176,10 +146,10 @@ def carry(
         number(c, f'{name} of {label}')
       return tuple(arrays)
     got = f'{len(shapes)} of shapes {shapes}'
+  elif hasattr(given, 'shape'):
+    got = f'one array of shape {given.shape}'
   else:
-    got = f'{settings.a(type(given))}'
-    if hasattr(given, 'shape'):
-      got = f'one array of shape {given.shape}'
+    got = settings.a(type(given))
   parts = ', '.join(names) + (',' if len(names) == 1 else '')
   raise ValueError(
       f'{label} must be a tuple ({parts}) of {len(names)} arrays of shape'
@@ -192,16 +162,11 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
   if given is None:
     return None
   given = array(given, label)
-  dtype, shape = given.dtype, given.shape
-  if dtype != jnp.bool_:
-    got = f'{dtype} of shape {shape}'
-    if shape == expected:
-      got = f'dtype {dtype}; {label}.astype(bool) would work'
+  if given.dtype != jnp.bool_ or given.shape != expected:
     raise ValueError(
-        f'{label} must be a bool array of shape {expected}, got {got}.'
+        f'{label} must be a bool array of shape {expected}, got {given.dtype}'
+        f' of shape {given.shape}.'
     )
-  if shape != expected:
-    raise ValueError(f'{label} must have shape {expected}, got {shape}.')
   return given
 
 
@@ -233,13 +198,7 @@ def tokens(
 
 
 def share(given: Any, label: str, shape: tuple[int, ...]) -> Any:
-  """Returns a number or an array from 0 to 1, or raises ValueError.
-
-  Args:
-    given: the caller's.
-    label: the argument's name.
-    shape: the one that an array must have, or broadcast to.
-  """
+  """Returns a number or an array from 0 to 1 that broadcasts to a shape."""
   if not isinstance(given, (np.ndarray, Array)):
     settings.within(given, label, least=0, most=1)
     return float(given)
@@ -293,26 +252,17 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
   if given is None:
     return None
   given = array(given, 'seq_lengths')
-  dtype, shape = given.dtype, given.shape
-  if not jnp.issubdtype(dtype, jnp.integer):
+  if not jnp.issubdtype(given.dtype, jnp.integer) or given.shape != expected:
     raise ValueError(
-        f'seq_lengths must be an integer array of shape {expected}, got dtype'
-        f' {dtype}; pass the number of valid steps of each sequence.'
+        f'seq_lengths must be an integer array of shape {expected}, got'
+        f' {given.dtype} of shape {given.shape}.'
     )
-  if shape != expected:
-    raise ValueError(f'seq_lengths must have shape {expected}, got {shape}.')
   _values_within(given, 'seq_lengths', 0, time, 'the number of steps, ')
   return given
 
 
 def last_step(seq_lengths: Any, time: int) -> Array:
-  """Returns the index of each sequence's last valid step, 0 without one.
-
-  Args:
-    seq_lengths: integers of any width, which may not hold T; those outside of 0
-      to T count as in `lengths`.
-    time: T, the number of steps, 1 or more.
-  """
+  """Returns the index of each sequence's last valid step, 0 without one."""
   low, high = jnp.int32(1), jnp.int32(time)
   # Before 1 is subtracted: 0 - 1 wraps around where there is no sign.
   return jnp.clip(jnp.asarray(seq_lengths), low, high) - 1
@@ -364,15 +314,10 @@ def array(given: Any, label: str) -> Array:
 
 def number(given: Any, label: str, *, or_complex: bool = False) -> None:
   """Raises ValueError unless an array holds real, or complex, numbers."""
-  if not jnp.issubdtype(given.dtype, jnp.number):
+  is_complex = jnp.issubdtype(given.dtype, jnp.complexfloating)
+  if not jnp.issubdtype(given.dtype, jnp.number) or is_complex > or_complex:
     kind = 'numbers' if or_complex else 'real numbers'
-    hint = f'; {label}.astype(jnp.float32) would work' * (given.dtype == bool)
-    raise ValueError(f'{label} must be {kind}, got {given.dtype}{hint}.')
-  if jnp.issubdtype(given.dtype, jnp.complexfloating) and not or_complex:
-    raise ValueError(
-        f'{label} must be real, got {given.dtype}: complex numbers are not'
-        ' supported, and their imaginary part would be lost.'
-    )
+    raise ValueError(f'{label} must be {kind}, got {given.dtype}.')
   if jnp.issubdtype(given.dtype, jnp.floating):
     _width(given.dtype, label)
 
@@ -381,10 +326,7 @@ def real(given: Any, label: str) -> None:
   """Raises ValueError unless an array holds real floating-point numbers."""
   number(given, label)
   if not jnp.issubdtype(given.dtype, jnp.floating):
-    raise ValueError(
-        f'{label} must be floating-point, got {given.dtype};'
-        f' {label}.astype(jnp.float32) would work.'
-    )
+    raise ValueError(f'{label} must be floating-point, got {given.dtype}.')
 
 
 def _width(dtype: Any, label: str) -> None:
@@ -394,23 +336,6 @@ def _width(dtype: Any, label: str) -> None:
         f'{label} must have 16 to 64 bits, got {dtype}; .astype(jnp.bfloat16)'
         ' or .astype(jnp.float32) would work.'
     )
-
-
-def same_kind(result: Any, like: Array, label: str) -> Array:
-  """Returns a function's result for an array, which must be like it.
-
-  Args:
-    result: the function's result.
-    like: the array.
-    label: the function's name.
-  """
-  result = array(result, f'The result of {label}')
-  if result.shape != like.shape or result.dtype != like.dtype:
-    raise ValueError(
-        f'{label} must return an array of shape {like.shape} and dtype'
-        f' {like.dtype}, as it was given, got {result.shape} of {result.dtype}.'
-    )
-  return result
 
 
 def shape(given: Any, label: str) -> tuple[int, ...]:
@@ -447,19 +372,9 @@ def params(cell: cell_lib.Cell, given: Any, features: int) -> cell_lib.Params:
 def recurrent_gradient(
     cell: cell_lib.Cell, clip: Any, stop: Any
 ) -> float | None:
-  """Returns `clip` as a float, or raises ValueError.
-
-  Args:
-    cell: the equations.
-    clip: the caller's recurrent_gradient_clip.
-    stop: the caller's stop_recurrent_gradient.
-  """
-  is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-  if clip is not None and not (is_number and 0 < clip < math.inf):
-    raise ValueError(
-        'recurrent_gradient_clip must be a number above 0, finite, or None, got'
-        f' {clip!r}.'
-    )
+  """Returns the caller's recurrent_gradient_clip as a float."""
+  if clip is not None:
+    settings.within(clip, 'recurrent_gradient_clip', above=0)
   settings.boolean(stop, 'stop_recurrent_gradient')
   if cell.recurrent_gates == 0 and (clip is not None or stop):
     name = 'stop_recurrent_gradient' if stop else 'recurrent_gradient_clip'
@@ -477,4 +392,4 @@ def describe(carry: object) -> str:
     return f'{len(carry)} of them'
   if isinstance(carry, type):
     return f'the class {carry.__name__}, not an instance of it'
-  return f'{settings.a(type(carry))}'
+  return settings.a(type(carry))

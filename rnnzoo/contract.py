@@ -5,7 +5,7 @@ one path only. Its equations are traced with abstract arrays instead, which
 takes milliseconds, and the message says which rule is broken.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import functools
 from typing import Any
 
@@ -82,64 +82,42 @@ def check(
 
 def _check_static(cell: cell_lib.Cell) -> None:
   name = type(cell).__name__
-
-  def is_names(x):
-    return isinstance(x, tuple) and all(isinstance(s, str) for s in x)
-
-  def is_count(x):
-    return isinstance(x, int) and not isinstance(x, bool)
-
-  # (attribute, rule, whether it holds)
-  rules: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-      (
-          'input_gates',
-          'an int of at least 1',
-          lambda x: is_count(x) and x >= 1,
-      ),
-      (
-          'recurrent_gates',
-          'an int of at least 0',
-          lambda x: is_count(x) and x >= 0,
-      ),
-      (
-          'carry_names',
-          "a tuple of names, the output's first, for instance ('h',)",
-          lambda x: is_names(x) and 0 < len(x) == len(set(x)),
-      ),
-      ('param_names', "a tuple of names, for instance ('decay',)", is_names),
-  )
-  for attribute, right, is_right in rules:
-    if not hasattr(cell, attribute):
+  for attribute, least in (('input_gates', 1), ('recurrent_gates', 0)):
+    value: Any = getattr(cell, attribute, None)
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not is_count or value < least:
       raise ValueError(
-          f'{name} has no class attribute {attribute}, which must be {right}.'
+          f'{name}.{attribute} must be an int of at least {least}, got'
+          f' {value!r}.'
       )
-    value = getattr(cell, attribute)
-    if not is_right(value):
-      raise ValueError(f'{name}.{attribute} must be {right}, got {value!r}.')
+  for attribute, least in (('carry_names', 1), ('param_names', 0)):
+    value = getattr(cell, attribute, None)
+    is_names = isinstance(value, tuple) and len(set(value)) == len(value)
+    if not is_names or len(value) < least or {*map(type, value)} - {str}:
+      raise ValueError(
+          f"{name}.{attribute} must be a tuple of names, such as ('h',), got"
+          f' {value!r}.'
+      )
   fields = getattr(cell.carry_type, '_fields', None)
   if cell.carry_type is not None and fields != cell.carry_names:
     raise ValueError(
         f'{name}.carry_type must be None or a NamedTuple with the fields'
-        f' {cell.carry_names}, which are its carry_names, got'
-        f' {cell.carry_type!r} with the fields {fields}.'
+        f' {cell.carry_names}, got one with {fields}.'
     )
   _check_kind(cell, name)
   settings = getattr(type(cell), '__dataclass_params__', None)
   is_frozen = settings.frozen if settings else not vars(cell)
   if not is_frozen:
     raise ValueError(
-        f'{name} must be a frozen dataclass, so that it can be the static'
-        ' argument of a compiled function: decorate it with'
-        ' @dataclasses.dataclass(frozen=True).'
+        f'{name} must be frozen, as a static argument of compiled functions:'
+        ' decorate it with @dataclasses.dataclass(frozen=True).'
     )
   try:
     hash(cell)
   except TypeError as error:
-    fields = list(vars(cell))
     raise ValueError(
-        f'{name} must be hashable, since it is the static argument of a'
-        f' compiled function; its fields {fields} hold something that is not:'
-        f' {error}.'
+        f'{name} must be hashable, as a static argument of compiled functions;'
+        f' its fields {list(vars(cell))} are not: {error}.'
     ) from error
 
 
@@ -193,27 +171,16 @@ def _check_equations(
   if isinstance(cell, cell_lib.TwoStageCell):
     early = h_gates[:-1]
     given = f'the first {len(early)} of {len(h_gates)} recurrent gates'
-    (operand,) = _trace(
-        cell,
-        'operand',
-        (params, x_gates, early, carry),
-        given,
-        ('operand',),
-        allowed,
-        is_tuple=False,
-    )
+    arguments: Any = params, x_gates, early, carry
+    (operand,) = _trace(cell, 'operand', arguments, given, None, allowed)
     _check_shape(cell, 'operand', 'the operand', operand, broadcast=False)
   if isinstance(cell, cell_lib.LinearCell):
     if cell.reads_starts:
       starts = jax.ShapeDtypeStruct((_BATCH, 1), jnp.float32)
       x_gates = (*x_gates, starts)
+    arguments, given = (params, x_gates), f'{len(x_gates)} input gates'
     outputs = _trace(
-        cell,
-        'coefficients',
-        (params, x_gates),
-        f'{len(x_gates)} input gates',
-        ('a', 'b'),
-        allowed,
+        cell, 'coefficients', arguments, given, ('a', 'b'), allowed
     )
     _check_coefficients(cell, *outputs)
   given = (
@@ -254,19 +221,12 @@ def _structure(tree: Any) -> str:
   return str(jax.tree.map(lambda x: 'array', tree)).replace("'", '')
 
 
-def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
+def _trace(cell, method, arguments, given, names, allowed):
   """Returns the abstract results of a method, or raises ValueError."""
   where = f'{type(cell).__name__}.{method}'
-  kinds = []
-
-  def run(*arguments):
-    result = getattr(cell, method)(*arguments)
-    kinds.append((type(result), len(result) if is_tuple_like(result) else None))
-    return result if is_tuple else (result,)
-
-  is_tuple_like = lambda x: isinstance(x, (tuple, list))
+  trace = jax.make_jaxpr(getattr(cell, method), return_shape=True)
   try:
-    jaxpr, outputs = jax.make_jaxpr(run, return_shape=True)(*arguments)
+    jaxpr, outputs = trace(*arguments)
   except MemoryError:  # It says nothing about the cell.
     raise
   except Exception as error:
@@ -280,17 +240,13 @@ def _trace(cell, method, arguments, given, names, allowed, is_tuple=True):
         f'{where} cannot be traced with {given} of shape [batch, features] and'
         f' the parameters {sorted(arguments[0])}: {reason}'
     ) from error
-  kind, count = kinds[0]
-  if is_tuple and (kind is not tuple or count != len(names)):
-    got = (
-        'something else' if count is None else f'{settings.a(kind)} of {count}'
-    )
+  if names and (type(outputs) is not tuple or len(outputs) != len(names)):
     raise ValueError(
         f'{where} must return a tuple of {len(names)} arrays, {names}, got'
-        f' {got}.'
+        f' {_structure(outputs)}.'
     )
   _check_pointwise(jaxpr.jaxpr, where, allowed)
-  return outputs
+  return outputs if names else (outputs,)
 
 
 def _check_shape(cell, method, label, output, broadcast: bool) -> None:

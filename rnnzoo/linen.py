@@ -36,7 +36,6 @@ from typing import Any, ClassVar
 
 from flax import linen
 from flax import nnx
-from flax import traverse_util
 import jax
 import jax.numpy as jnp
 
@@ -62,9 +61,8 @@ def _boxed(variable: nnx.Variable) -> Any:
 class _Bridge(nnx.bridge.ToLinen):
   """A layer whose parameters are drawn once, as linen's own modules do it.
 
-  Lists of layers are stored with str as names, which linen's tools ask for. nnx
-  has the numbers themselves, and so had variables of earlier versions. These
-  can be applied as well, and keep their numbers.
+  Lists of layers are stored with str as names, which linen's tools ask for; nnx
+  has the numbers themselves.
   """
 
   metadata_fn: Any = _boxed
@@ -125,48 +123,26 @@ class _Bridge(nnx.bridge.ToLinen):
   @property
   def variables(self) -> Mapping[str, Any]:
     stored = super().variables
-    return {name: _numbered(tree, name) for name, tree in stored.items()}
+    return {name: _numbered(tree) for name, tree in stored.items()}
 
   @linen.nowrap
   def put_variable(self, col: str, name: str, value: Any) -> None:
-    super().put_variable(col, name, _named(value, self.get_variable(col, name)))
+    super().put_variable(col, name, _named(value))
 
 
-def _numbered(tree: Any, path: str) -> Any:
+def _numbered(tree: Any) -> Any:
   """Returns a tree of variables with an int for each name that is a number."""
   if not isinstance(tree, Mapping):
     return tree
-  found: dict[Any, Any] = {}
-  for name, value in tree.items():
-    is_number = isinstance(name, str) and name.isdecimal()
-    key = int(name) if is_number else name
-    if key in found:
-      raise ValueError(
-          f'The variables in {path} have two entries for number {key}, one'
-          f' {str(key)!r} and one {key!r}; the one under {str(key)!r} would'
-          ' work alone.'
-      )
-    found[key] = _numbered(value, f'{path}/{name}')
-  return found
+  number = lambda name: int(name) if str(name).isdecimal() else name
+  return {number(name): _numbered(value) for name, value in tree.items()}
 
 
-def _named(tree: Any, stored: Any) -> Any:
-  """Returns a tree of variables with str as names.
-
-  Args:
-    tree: the variables.
-    stored: variables to replace, whose numbers stay numbers; linen would
-      keep them beside the new names.
-  """
+def _named(tree: Any) -> Any:
+  """Returns a tree of variables with str as names."""
   if not isinstance(tree, Mapping):
     return tree
-  old = stored if isinstance(stored, Mapping) else {}
-  return {
-      name
-      if name in old
-      else str(name): _named(value, old.get(name, old.get(str(name))))
-      for name, value in tree.items()
-  }
+  return {str(name): _named(value) for name, value in tree.items()}
 
 
 class SequenceModule(linen.Module):
@@ -180,13 +156,7 @@ class SequenceModule(linen.Module):
   def __call__(
       self, x: Array, *, nnx_method: str = '__call__', **options: Any
   ) -> Any:
-    """Calls the layer.
-
-    Args:
-      x: [..., time, in_features].
-      nnx_method: name of another method to call instead.
-      **options: options of the layer's call: initial_carry, reset and so on.
-    """
+    """Calls the layer, or another method of it, with options of that call."""
     return self._run(nnx_method, x, **options)
 
   def unroll(self, x: Array, **options: Any) -> tuple[Any, Array]:
@@ -204,9 +174,8 @@ class SequenceModule(linen.Module):
   @linen.compact
   def _run(self, method: str, *arguments: Any, **options: Any) -> Any:
     options_of_layer = self._options(method, arguments)
-    x = arguments[-1] if self.in_features is None else None
     made = _Bridge(
-        lambda *, rngs: _make(self.layer_class, options_of_layer, made, rngs, x)
+        lambda *, rngs: _make(self.layer_class, options_of_layer, made, rngs)
     )
     linen.share_scope(self, made)
     return made.run(method, *arguments, **options)
@@ -240,64 +209,13 @@ def _make(
     options: Mapping[str, Any],
     made: _Bridge,
     rngs: nnx.Rngs,
-    x: Array | None,
 ) -> nnx.Module:
-  """Returns a layer; without values if linen has them, and they follow.
-
-  Args:
-    layer_class: its class.
-    options: arguments of its constructor.
-    made: the module that has the variables.
-    rngs: streams that parameters are drawn from, if linen has none yet.
-    x: the input whose width is in_features; None where that was given.
-  """
-  if made.is_initializing():
-    with initializers.boxes_allowed():
+  """Returns a layer; without values if linen has them, and they follow."""
+  with initializers.boxes_allowed():
+    if made.is_initializing():
       return layer_class(**options, rngs=rngs)
-  layer = _without_values(layer_class, options)
-  if x is not None:
-    flat = traverse_util.flatten_dict(made.variables.get('params', {}))
-    wanted = {p: jnp.shape(jax.tree.leaves(v)[0]) for p, v in flat.items()}
-    _check_width(layer_class, options, layer, wanted, x)
-  return layer
-
-
-def _without_values(
-    layer_class: type, options: Mapping[str, Any]
-) -> nnx.Module:
-  # There may be no mesh.
-  with nnx.use_eager_sharding(False), initializers.boxes_allowed():
-    return nnx.eval_shape(lambda: layer_class(**options, rngs=nnx.Rngs(0)))
-
-
-def _shapes(layer: nnx.Module) -> dict[tuple[Any, ...], tuple[int, ...]]:
-  state = nnx.to_flat_state(nnx.state(layer, nnx.Param))
-  return {path: leaf.get_value().shape for path, leaf in state}
-
-
-def _check_width(layer_class, options, layer, wanted, x: Array) -> None:
-  """Raises ValueError for variables that inputs of another width made.
-
-  Args:
-    layer_class: class of the layer.
-    options: options of its constructor, with the width of x as in_features.
-    layer: layer of this class with these options.
-    wanted: the shapes of linen's parameters by path.
-    x: the input.
-  """
-  given = _shapes(layer)
-  differ = [p for p in given if p in wanted and given[p] != wanted[p]]
-  for width in sorted({size for path in differ for size in wanted[path]}):
-    try:
-      other = _without_values(layer_class, {**options, 'in_features': width})
-    except ValueError:
-      continue
-    if _shapes(other) == wanted:
-      raise ValueError(
-          f'{layer_class.__name__} has parameters for inputs with in_features ='
-          f' {width}, got an input of shape {x.shape}, whose last axis is'
-          f' {x.shape[-1]}; init with such an input makes others.'
-      )
+    with nnx.use_eager_sharding(False):  # There may be no mesh.
+      return nnx.eval_shape(lambda: layer_class(**options, rngs=nnx.Rngs(0)))
 
 
 class Recurrent(SequenceModule):
@@ -412,20 +330,7 @@ class ScannedRNN(linen.Module):
 
   @linen.compact
   def __call__(self, carry: Any, x: tuple[Array, Array]) -> tuple[Any, Array]:
-    """Runs the layer over a part of a rollout.
-
-    Args:
-      carry: result of `initialize_carry` or the last call.
-      x: the pair (ins, resets) of arrays [time, batch, in_features] and
-        [time, batch]; any number of batch axes. Resets may be bool, or numbers
-        of any dtype, of which 0 alone means no reset.
-
-    Returns:
-      The carry after the last step, and the outputs [time, batch, features].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
+    """Runs the layer over a part of a rollout, as `rnnzoo.ScannedRNN` does."""
     ins, _ = scanned.pair(x)
     options = {
         'in_features': ins.shape[-1],
@@ -433,7 +338,7 @@ class ScannedRNN(linen.Module):
         'layer': self.layer,
     }
     rnn = _Bridge(
-        lambda *, rngs: _make(rnnzoo.ScannedRNN, options, rnn, rngs, ins),
+        lambda *, rngs: _make(rnnzoo.ScannedRNN, options, rnn, rngs),
         name='rnn',
     )
     return rnn.run('__call__', carry, x)

@@ -65,6 +65,7 @@ def within(
     label: str,
     *,
     above: float | None = None,
+    below: float | None = None,
     least: float | None = None,
     most: float | None = None,
 ) -> None:
@@ -74,6 +75,7 @@ def within(
     value: the caller's.
     label: the argument's name.
     above: a bound that the number is greater than.
+    below: a bound that the number is less than.
     least: a lower bound that the number may be equal to.
     most: an upper bound that the number may be equal to.
   """
@@ -82,26 +84,19 @@ def within(
       is_number
       and _is_finite(value)
       and (above is None or value > above)
+      and (below is None or value < below)
       and (least is None or value >= least)
       and (most is None or value <= most)
   ):
     return
-  bounds = [
-      f'{text} {bound}'
-      for text, bound in (('above', above), ('from', least), ('up to', most))
-      if bound is not None
-  ]
-  raise ValueError(
-      f'{label} must be a finite number{" " * bool(bounds)}'
-      f'{" ".join(bounds)}, got {value!r}.'
-  )
+  bounds = {'above': above, 'from': least, 'below': below, 'up to': most}
+  text = ''.join(f' {k} {v}' for k, v in bounds.items() if v is not None)
+  raise ValueError(f'{label} must be a finite number{text}, got {value!r}.')
 
 
 def dropout_rate(value: Any, label: str = 'dropout_rate') -> None:
   """Raises ValueError unless it is a share from 0, below 1."""
-  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-  if not is_number or not 0 <= value < 1:
-    raise ValueError(f'{label} must be in [0, 1), got {value!r}.')
+  within(value, label, least=0, below=1)
 
 
 def norm_momentum(value: Any, norm: str | None) -> float:
@@ -132,12 +127,7 @@ def norm_momentum(value: Any, norm: str | None) -> float:
 
 
 def axis_names(value: Any, label: str) -> tuple[str, ...]:
-  """Returns one name of a mesh axis, several, or none, as a tuple.
-
-  Args:
-    value: a name, a sequence of names, or None.
-    label: the argument's name.
-  """
+  """Returns one name of a mesh axis, several, or none, as a tuple."""
   if value is None:
     return ()
   names = (value,) if isinstance(value, str) else value
@@ -154,12 +144,7 @@ def axis_names(value: Any, label: str) -> tuple[str, ...]:
 
 
 def bias_of_gate(forget_bias: float, options: Mapping[str, Any]) -> None:
-  """Raises ValueError for a forget_bias of a layer without biases.
-
-  Args:
-    forget_bias: value that the layer was given.
-    options: the layer's other options.
-  """
+  """Raises ValueError for a forget_bias of a layer without biases."""
   if forget_bias and not options.get('use_bias', True):
     raise ValueError(
         f'forget_bias={forget_bias} needs use_bias=True: it shifts the initial'
@@ -173,16 +158,6 @@ def _is_finite(value: Any) -> bool:
     return math.isfinite(value)
   except OverflowError:
     return False
-
-
-def interval(value: Any, label: str) -> None:
-  """Raises ValueError unless `value` is a pair of numbers, low and high."""
-  if not isinstance(value, (tuple, list)) or len(value) != 2:
-    raise ValueError(f'{label} must be a pair (low, high), got {value!r}.')
-  for x in value:
-    within(x, label)
-  if value[0] > value[1]:
-    raise ValueError(f'{label} must be (low, high), got {value!r}.')
 
 
 def range_within(
@@ -199,8 +174,11 @@ def range_within(
   Raises:
     ValueError: it is no range, or reaches beyond the bound.
   """
-  interval(value, label)
+  if not isinstance(value, (tuple, list)) or len(value) != 2:
+    raise ValueError(f'{label} must be a pair (low, high), got {value!r}.')
   low, high = value
+  within(low, label)
+  within(high, label, least=low)
   # As float32 has it: they are drawn by their distance.
   if high - low > 3e38:
     raise ValueError(
@@ -245,12 +223,7 @@ _GREATEST = 2**31 - 1
 
 
 def no_more(unknown: Mapping[str, Any], layer: str) -> None:
-  """Raises TypeError if options are left that no layer has.
-
-  Args:
-    unknown: the options that are left, by name.
-    layer: the layer's name.
-  """
+  """Raises TypeError if options are left that no layer has."""
   if not unknown:
     return
   name = next(iter(unknown))
@@ -260,28 +233,10 @@ def no_more(unknown: Mapping[str, Any], layer: str) -> None:
   raise TypeError(f'{layer} has no argument {name!r}; {hint}.')
 
 
-def set_by_layer(options: Mapping[str, Any], layer: str, *names: str) -> None:
-  """Raises TypeError for an option of `RecurrentLayer` that a layer sets.
-
-  Args:
-    options: options that the layer passes on, by name.
-    layer: the layer's name.
-    *names: names of options that it sets itself, beside its cell.
-  """
-  for name in ('cell', *names):
-    if name in options:
-      raise TypeError(
-          f'{layer} has no argument {name!r}: it sets {name} itself;'
-          f' help({layer}) lists its options.'
-      )
-
-
 def positive(value: object, label: str) -> None:
   """Raises ValueError unless `value` is an int from 1 to 2^31 - 1."""
   is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-  if not is_int or value < 1:  # type: ignore[operator]
-    raise ValueError(f'{label} must be a positive int, got {value!r}.')
-  if value > _GREATEST:  # type: ignore[operator]
+  if not is_int or not 1 <= value <= _GREATEST:  # type: ignore[operator]
     raise ValueError(
         f'{label} must be a positive int up to {_GREATEST}, got {value!r}.'
     )
@@ -304,13 +259,7 @@ def numbers_of(shape: Sequence[int], label: str) -> None:
 
 
 def heads(features: int, num_heads: int, has_kernel: bool) -> None:
-  """Raises ValueError unless the features can be divided into heads.
-
-  Args:
-    features: value that a layer was given.
-    num_heads: value that a layer was given.
-    has_kernel: whether there is a recurrent kernel to divide.
-  """
+  """Raises ValueError unless the features can be divided into heads."""
   positive(features, 'features')
   positive(num_heads, 'num_heads')
   if features % num_heads:
@@ -337,27 +286,17 @@ def factories(
   """
   for factory in given:
     inner = factory.func if isinstance(factory, functools.partial) else factory
-    cls = inner if isinstance(inner, type) else type(inner)
-    # A module of rnnzoo.linen, class or instance, says which layer it has.
-    ours = getattr(cls, 'layer_class', None)
-    is_instance = isinstance(inner, base) or ours and cls is not inner
+    is_class = isinstance(inner, type)
+    cls = inner if is_class else type(inner)
     is_other = isinstance(factory, type) and not issubclass(factory, base)
-    if callable(factory) and not (ours or is_instance or is_other):
-      continue
-    got, hint = f'{type(factory).__name__} {factory!r}', ''
-    if ours or is_instance:
-      module = 'rnnzoo.linen.' * bool(ours)
-      got = f'an instance of {module}{cls.__name__}'
-      if not is_instance:
-        got = f'the class {module}{cls.__name__}'
-      layer = f'rnnzoo.{(ours or cls).__name__}'
-      hint = f'; {layer} would work, or functools.partial({layer}, ...)'
-    elif not isinstance(factory, (str, type)):
-      got = a(type(factory))
-    raise ValueError(
-        f'{argument} must be a layer class such as rnnzoo.GRU, or a function'
-        f' with its signature, got {got}{hint}.'
-    )
+    # A module of rnnzoo.linen, class or instance, has the class of its layer.
+    is_module = isinstance(inner, base) or hasattr(cls, 'layer_class')
+    if not callable(factory) or is_other or is_module:
+      got = 'the class' if is_class else 'an instance of'
+      raise ValueError(
+          f'{argument} must be a layer class such as rnnzoo.GRU, or a function'
+          f' with its signature, got {got} {cls.__module__}.{cls.__name__}.'
+      )
 
 
 # Says which extra to install for a part that needs more packages.

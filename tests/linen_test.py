@@ -165,21 +165,11 @@ class LinenTest(parameterized.TestCase):
     self.assertIn('params/layers/1/backward/kernel', flat)
     self.assertIn('batch_stats/norms/0/mean', flat)
     update = functools.partial(module.apply, mutable=['batch_stats'])
-    want, new = update(variables, x)
+    new = update(variables, x)[1]
     self.assertEqual(
         list(traverse_util.flatten_dict(new, sep='/')),
         [name for name in flat if name.startswith('batch_stats')],
     )
-    with self.subTest('earlier versions had int'):
-      old = nnx.restore_int_paths(variables)
-      got, new = update(old, x)
-      np.testing.assert_array_equal(got, want)
-      self.assertEqual(list(new['batch_stats']['norms']), [0, 1])
-    with self.subTest('both'):
-      layers = old['params']['layers'] | variables['params']['layers']
-      params = variables['params'] | {'layers': layers}
-      with self.assertRaisesRegex(ValueError, "for number 0, one '0' and one"):
-        module.apply(variables | {'params': params}, x)
     with self.subTest('into a layer of nnx'):
       options = {'num_layers': 2, 'norm': 'batch', 'rngs': nnx.Rngs(1)}
       stack = rnnzoo.Stack(module.layer, IN, FEATURES, **options)
@@ -378,7 +368,7 @@ class DrawnOnceTest(parameterized.TestCase):
         return layer(x) + layer(x[..., :2])
 
     with self.assertRaisesRegex(
-        ValueError, r'in_features = 3, got an input of shape \(2, 5, 2\)'
+        ValueError, r'GRU.kernel must have shape \(3, 2, 4\).* \(3, 3, 4\)'
     ):
       Two().init(jax.random.key(0), jnp.ones((2, 5, 3)))
 
@@ -392,24 +382,19 @@ class DrawnOnceTest(parameterized.TestCase):
   @pytest.mark.slow
   def test_inputs_of_another_width(self, module):
     variables = module.init(jax.random.key(0), jnp.ones((2, 5, 3)))
-    message = (
-        f'{type(module).__name__} has parameters for inputs with in_features ='
-        r' 3, got an input of shape \(2, 5, 2\), whose last axis is 2'
-    )
+    message = r'kernel must have shape \(.*, got \('
     with self.assertRaisesRegex(ValueError, message):
       module.apply(variables, jnp.ones((2, 5, 2)))
     wider = dataclasses.replace(module, features=8)
-    # The width is right, or not all that is wrong.
-    for width in (3, 8):
-      with self.assertRaisesRegex(ValueError, 'kernel must have shape'):
-        wider.apply(variables, jnp.ones((2, 5, width)))
+    with self.assertRaisesRegex(ValueError, message):
+      wider.apply(variables, jnp.ones((2, 5, 3)))
 
   def test_a_rollout_of_another_width(self):
     module = rnnzoo_linen.ScannedRNN()
     carry, resets = module.initialize_carry(2, 4), jnp.zeros((5, 2))
     rollout = jnp.ones((5, 2, 3)), resets
     variables = module.init(jax.random.key(0), carry, rollout)
-    with self.assertRaisesRegex(ValueError, 'in_features = 3, got an input of'):
+    with self.assertRaisesRegex(ValueError, 'GRU.kernel must have shape'):
       module.apply(variables, carry, (jnp.ones((5, 2, 7)), resets))
 
   def test_apply_makes_parameters_that_may_be_made(self):

@@ -193,12 +193,12 @@ rnnzoo/engines/choice.py tests/engines/first_use_test.py
   - reason or first_use.doubt(self.kind)
   + reason  @ another_path
 rnnzoo/checks.py tests/fuzz_test.py
-  - complexfloating) and not or_complex
-  + bool_)  @ AllTest and functions
+  - is_complex > or_complex
+  + False  @ AllTest and functions
   - (low >= least and high <= most)
   + (low >= least)  @ AllTest and calls
-  - 0 < clip < math.inf
-  + 0 < clip  @ AllTest and constructors
+  - 'recurrent_gradient_clip', above=0)
+  + 'recurrent_gradient_clip')  @ AllTest and constructors
   - if known.itemsize == 8 and not config.jax_enable_x64
   + if False  @ AllTest and constructors
 rnnzoo/settings.py tests/fuzz_test.py

@@ -105,13 +105,6 @@ class AGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(
-        options,
-        'AGRU',
-        'recurrent_kernel_init',
-        'recurrent_structure',
-        'cell_params',
-    )
     settings.within(epsilon, 'epsilon', above=0)
     settings.boolean(learn_epsilon, 'learn_epsilon')
     checks.floating(param_dtype, 'param_dtype')

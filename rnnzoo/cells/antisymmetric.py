@@ -151,12 +151,6 @@ class AntisymmetricRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(
-        options,
-        'AntisymmetricRNN',
-        'recurrent_kernel_init',
-        'recurrent_structure',
-    )
     settings.boolean(gated, 'gated')
     settings.within(recurrent_scale, 'recurrent_scale', least=0)
     make_cell = GatedAntisymmetricRNNCell if gated else AntisymmetricRNNCell

@@ -173,7 +173,6 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'CfC', 'cell_params', 'input_map')
     settings.boolean(timespans, 'timespans')
     timespans = bool(timespans)
     made = CfCCell(mode, timespans)

@@ -100,7 +100,6 @@ class Elman(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'Elman')
     super().__init__(
         ElmanCell(activation),
         in_features,

@@ -108,7 +108,6 @@ class GRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'GRU', 'cell_params')
     settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
     recurrent_bias = nnx.Param(jnp.zeros((features,), param_dtype))

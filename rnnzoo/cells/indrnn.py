@@ -82,9 +82,6 @@ class IndRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(
-        options, 'IndRNN', 'num_heads', 'recurrent_kernel_init'
-    )
     settings.positive(features, 'features')
     low, high = settings.range_within(
         recurrent_range, 'recurrent_range', max_abs, default=(0.0, 1.0)

@@ -192,9 +192,6 @@ class IRevRNN(recurrent.RecurrentLayer[IRevRNNCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(
-        options, 'IRevRNN', 'num_heads', 'recurrent_kernel_init', 'cell_params'
-    )
     settings.positive(features, 'features')
     settings.within(inner_steps, 'inner_steps', most=_MOST_STEPS)
     settings.positive(inner_steps, 'inner_steps')

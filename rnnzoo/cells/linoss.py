@@ -122,8 +122,6 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    own = 'kernel_init', 'bias_init', 'cell_params', 'readout'
-    settings.set_by_layer(options, 'LinOSS', *own)
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
@@ -140,6 +138,7 @@ class LinOSS(recurrent.RecurrentLayer[OscillatorCarry]):
         state_features=size,
         cell_params={'stiffness': draw(), 'step': draw()},
         kernel_init=uniform(in_features),
+        bias_init=nnx.initializers.zeros,
         readout=readouts.Linear(
             in_features,
             uniform(size)(key(), shape, dtype),

@@ -119,8 +119,6 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    own = 'kernel_init', 'bias_init', 'cell_params', 'readout'
-    settings.set_by_layer(options, 'LRU', *own)
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     size = features if state_features is None else state_features
@@ -144,6 +142,7 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
             'gamma': nnx.Param(gamma),
         },
         kernel_init=_normal((2 * in_features) ** -0.5),
+        bias_init=nnx.initializers.zeros,
         readout=readouts.Linear(in_features, kernel, gated=gated, rngs=rngs),
         rngs=rngs,
         use_bias=use_bias,

@@ -193,14 +193,12 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
           bias_init, lambda key, value: draw(key, value.shape, value.dtype)
       )
     settings.bias_of_gate(forget_bias, options)
-    settings.set_by_layer(options, 'LSTM', 'cell_params')
     settings.boolean(peephole, 'peephole')
     own = PeepholeLSTMCell() if peephole else LSTMCell()
     settings.positive(features, 'features')
     checks.floating(param_dtype, 'param_dtype')
     given: dict[str, Any] = {}
     if projection is not None:
-      settings.set_by_layer(options, 'LSTM', 'readout', 'state_features')
       settings.positive(projection, 'projection')
       if num_heads != 1:
         raise ValueError(

@@ -107,7 +107,6 @@ class MinGRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'MinGRU')
     super().__init__(
         MinGRUCell(candidate), in_features, features, rngs=rngs, **options
     )

@@ -154,7 +154,6 @@ class MinLSTM(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'MinLSTM')
     settings.within(forget_bias, 'forget_bias')
     settings.bias_of_gate(forget_bias, options)
     super().__init__(

@@ -106,9 +106,6 @@ class QRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(
-        options, 'QRNN', 'state_features', 'input_map', 'readout'
-    )
     settings.choice(pooling, POOLINGS, 'pooling')
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
@@ -125,6 +122,8 @@ class QRNN(recurrent.RecurrentLayer[cell.HiddenCarry]):
         IfoQRNNCell() if pooling == 'ifo' else QRNNCell(),
         in_features,
         features,
+        state_features=None,
+        input_map=None,
         readout=readout,
         rngs=rngs,
         **options,

@@ -179,8 +179,6 @@ class RGLRU(recurrent.RecurrentLayer[cell.HiddenCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    own = 'kernel_init', 'bias_init', 'cell_params', 'input_map'
-    settings.set_by_layer(options, 'RGLRU', *own, 'state_features')
     settings.positive(in_features, 'in_features')
     settings.heads(features, num_heads, has_kernel=True)
     settings.boolean(signed, 'signed')

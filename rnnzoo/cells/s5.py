@@ -138,8 +138,6 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    own = 'kernel_init', 'bias_init', 'cell_params', 'readout'
-    settings.set_by_layer(options, 'S5', *own)
     settings.positive(in_features, 'in_features')
     settings.positive(features, 'features')
     settings.positive(num_blocks, 'num_blocks')
@@ -182,6 +180,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
             'log_step': nnx.Param(step),
         },
         kernel_init=(given(b[0]), given(b[1])),
+        bias_init=nnx.initializers.zeros,
         readout=readouts.Linear(
             in_features, c, readouts.TWICE_REAL_PART, gated=gated, rngs=rngs
         ),

@@ -242,7 +242,6 @@ class SLSTM(recurrent.RecurrentLayer[SLSTMCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.set_by_layer(options, 'SLSTM', 'bias_init')
     zoneout = options.get('zoneout_rate', 0.0)
     if any(zoneout[1:] if isinstance(zoneout, Sequence) else (zoneout,)):
       raise ValueError(

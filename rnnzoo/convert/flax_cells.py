@@ -174,15 +174,10 @@ def _kind(cell: Any) -> tuple[type, str]:
   plain = not getattr(cell, 'residual', False)
   if kind and plain and getattr(cell, 'gate_fn', nnx.sigmoid) is nnx.sigmoid:
     return kind, name
-  hint = ''
-  if isinstance(cell, nnx.RNN):
-    hint = ' The cell of an nnx.RNN is its .cell.'
-  elif isinstance(cell, Mapping):
-    hint = ' from_linen takes parameters of flax.linen.'
   raise ValueError(
       'cell must be an nnx.SimpleCell without residual, or an nnx.GRUCell,'
       ' nnx.LSTMCell or nnx.OptimizedLSTMCell with gate_fn=nnx.sigmoid, got'
-      f' {type(cell).__qualname__} of {type(cell).__module__}.{hint}'
+      f' {type(cell).__qualname__} of {type(cell).__module__}.'
   )
 
 
@@ -224,8 +219,7 @@ def from_linen(
   unboxed = linen.meta.unbox(params)
   entries = weights_lib.Entries(unboxed, 'mapping params', prefix)
   features = layer.out_features
-  hint = _hint(params, prefix)
-  take = lambda name, shape: entries.take(name, shape, layer, hint)
+  take = lambda name, shape: entries.take(name, shape, layer)
   kernel = lambda name, rows: take(f'{name}/kernel', (rows, features))
   inputs = [kernel(f'i{name}', layer.in_features) for name in names]
   hidden = [kernel(f'h{name}', features) for name in names]
@@ -262,17 +256,6 @@ def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
   if weights.recurrent_bias is not None:
     params['hn']['bias'] = weights.recurrent_bias
   return jax.tree.map(np.asarray, params)
-
-
-def _hint(params: Any, prefix: str) -> str:
-  """Returns a sentence for an entry that is missing in variables."""
-  is_outer = isinstance(params, Mapping) and 'params' in params
-  if not is_outer or prefix.startswith('params/'):
-    return ''
-  return (
-      ' These are variables, whose parameters are one level down:'
-      " from_linen(layer, variables['params'], ...) would work."
-  )
 
 
 def _names(layer: Any) -> tuple[str, ...]:

@@ -69,7 +69,8 @@ def to_onnx(
       carry.
     OSError: the file cannot be written.
   """
-  onnx = _library()
+  settings.require('rnnzoo.convert.to_onnx', 'onnx', ['onnx'])
+  onnx: Any = importlib.import_module('onnx')
   settings.boolean(seq_lengths, 'seq_lengths')
   settings.boolean(initial_carry, 'initial_carry')
   levels = _levels(model)
@@ -77,16 +78,6 @@ def to_onnx(
   onnx.checker.check_model(written, full_check=True)
   with weights_lib.replaced(path) as partial:
     onnx.save(written, partial)
-
-
-def _library() -> Any:
-  try:
-    return importlib.import_module('onnx')
-  except ImportError as error:
-    raise ImportError(
-        "This needs the package onnx: pip install onnx, or rnnzoo's extra, pip"
-        " install 'rnnzoo[onnx]'."
-    ) from error
 
 
 def _levels(model: Any) -> list[list[Any]]:

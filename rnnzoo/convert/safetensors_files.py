@@ -51,8 +51,10 @@ def save_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       name, or one is no array of a dtype that can be read again.
     OSError: the file cannot be written.
   """
-  files, library = _library()
-  _check_order(module, path, 'save_safetensors')
+  settings.require('rnnzoo.convert', 'safetensors', ['safetensors'])
+  files: Any = importlib.import_module('safetensors.flax')
+  library: Any = importlib.import_module('safetensors')
+  _check_path(path)
   arrays = {
       name: _saved(leaf.get_value(), name)
       for name, leaf in _named(module).items()
@@ -82,8 +84,10 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       equations, for instance another activation.
     OSError: the file cannot be read.
   """
-  files, library = _library()
-  _check_order(module, path, 'load_safetensors')
+  settings.require('rnnzoo.convert', 'safetensors', ['safetensors'])
+  files: Any = importlib.import_module('safetensors.flax')
+  library: Any = importlib.import_module('safetensors')
+  _check_path(path)
   if os.path.isdir(path):
     raise IsADirectoryError(f'{path} must be a safetensors file, got a folder.')
   try:
@@ -104,11 +108,10 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   named = _named(module)
   missing, more = named.keys() - stored.keys(), stored.keys() - named.keys()
   if missing or more:
-    lacks = [f'the file lacks {sorted(missing)}'] * bool(missing)
-    spare = [f'the module has no place for {sorted(more)}'] * bool(more)
     raise ValueError(
-        f'{path} is of another module than this {type(module).__name__}:'
-        f' {" and ".join(lacks + spare)}.'
+        f'{path} is of another module than this {type(module).__name__}: the'
+        f' file lacks {sorted(missing)}, and the module has no place for'
+        f' {sorted(more)}.'
     )
   for name, leaf in named.items():
     (shape, dtype), own = stored[name], _kind(leaf.get_value(), name)
@@ -148,14 +151,8 @@ def _equations(module: nnx.Module) -> list[str]:
   return lines
 
 
-def _check_order(module: Any, path: Any, function: str) -> None:
-  """Raises ValueError unless a function's arguments are a module and a path."""
-  if isinstance(path, nnx.Module) and not isinstance(module, nnx.Module):
-    raise ValueError(
-        f'module must be an nnx.Module, got {settings.a(type(module))}, and'
-        f' path {settings.a(type(path))}; the module comes first:'
-        f' {function}(module, path) would work.'
-    )
+def _check_path(path: Any) -> None:
+  """Raises ValueError unless it is the name of a file."""
   if not isinstance(path, (str, os.PathLike)):
     raise ValueError(
         'path must be the name of a file, a str or a pathlib.Path, got'
@@ -216,17 +213,3 @@ def _described(opened: Any, name: str) -> tuple[tuple[int, ...], str]:
   entry = opened.get_slice(name)
   dtype = entry.get_dtype()
   return tuple(entry.get_shape()), _DTYPES.get(dtype, dtype)
-
-
-def _library() -> tuple[Any, Any]:
-  """Returns the modules safetensors.flax and safetensors."""
-  try:
-    return (
-        importlib.import_module('safetensors.flax'),
-        importlib.import_module('safetensors'),
-    )
-  except ImportError as error:
-    raise ImportError(
-        'This needs the package safetensors: pip install safetensors, or'
-        " rnnzoo's extra, pip install 'rnnzoo[safetensors]'."
-    ) from error

@@ -302,11 +302,8 @@ def update(layer: Any, state: Mapping[str, Any]) -> None:
 def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
   """Returns an array in place of another one, with the sharding of that one.
 
-  Args:
-    value: the numbers.
-    dtype: dtype to return.
-    old: the array to replace. If it was put on no devices, by a sharding or
-      by `jax.device_put`, the result is not either.
+  If the old array was put on no devices, by a sharding or by
+  `jax.device_put`, the result is not either.
   """
   with np.errstate(over='ignore'):
     value = np.asarray(value).astype(dtype)
@@ -410,14 +407,7 @@ def of_columns(
 ) -> Weights:
   """Returns weights of matrices [from, gates * to] of one head.
 
-  Args:
-    layer: the layer that gets them.
-    kernel: W, gates in the library's order.
-    recurrent_kernel: R, its gates in that order, too.
-    bias: as in `Weights`.
-    extra: a GRU's b_hn.
-    order: our gates by their places in the library.
-    projection: as in `Weights`.
+  W and R have the library's order of gates, in which `order` finds ours.
   """
   gates = layer.cell.input_gates
   inputs, hidden = (

@@ -60,14 +60,6 @@ def from_xlstm(
     return
   heads, size = _sizes(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  for part, reason in {
-      'conv1d': 'a convolution before i and f, which an SLSTM has not; an'
-      ' rnnzoo.SLSTMBlock has it',
-      'group_norm': 'a group norm after the cell, which an SLSTM has not; an'
-      ' rnnzoo.SLSTMBlock has it, or leave its entry out',
-  }.items():
-    if any(name.startswith(part) for name in entries.left):
-      raise ValueError(f'The state dict has {reason}.')
   blocks, recurrent_kernel, bias = _take_cell(entries, '', heads, layer)
   entries.finish()
   kernel = np.zeros((4, heads, size, heads, size), blocks.dtype)

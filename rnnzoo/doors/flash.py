@@ -7,7 +7,6 @@ from and S the number of states.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 import numbers
 from typing import Any
 
@@ -141,13 +140,8 @@ class FlashRNNConfig:
           f'{name} is an option of the clip: it needs'
           ' gradient_recurrent_clipval, got None.'
       )
-    clip = self.gradient_recurrent_clipval
-    is_number = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
-    if clip is not None and not (is_number and 0 < clip < math.inf):
-      raise ValueError(
-          'gradient_recurrent_clipval must be a number above 0, finite, or'
-          f' None, got {clip!r}.'
-      )
+    if (clip := self.gradient_recurrent_clipval) is not None:
+      settings.within(clip, 'gradient_recurrent_clipval', above=0)
     if isinstance(self.initial_val, list):  # A list has no hash.
       object.__setattr__(self, 'initial_val', tuple(self.initial_val))
     values = self.initial_val
@@ -156,12 +150,7 @@ class FlashRNNConfig:
     wide = 'float64' if self.dtype == 'float64' else 'float32'
     most = float(jnp.finfo(wide).max)
     for value in given:
-      is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-      if not (is_real and abs(value) <= most):
-        raise ValueError(
-            f'initial_val must be a finite {wide} number or a tuple of them,'
-            f' one for each state, got {values!r:.80}.'
-        )
+      settings.within(value, 'initial_val', least=-most, most=most)
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
     self._check_other_fields()
@@ -394,14 +383,9 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
 def _sized(
     array: Array, shape: tuple[int, ...], name: str, axes: str, given: str
 ) -> Array:
-  """Returns the array if it has the shape, or raises ValueError.
+  """Returns the array, in the order `axes`, if it has the shape.
 
-  Args:
-    array: array with its axes in the wanted order.
-    shape: the one it must have.
-    name: name of the argument.
-    axes: the wanted order.
-    given: the caller's.
+  An error speaks of `given`, the caller's order.
   """
   if array.shape != shape:
     order = [axes.index(axis) for axis in given]

@@ -11,6 +11,7 @@ from typing import Any
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rnnzoo import checks
 from rnnzoo import settings
@@ -133,12 +134,6 @@ class ScannedRNN(nnx.Module):
         learns its initial carry.
     """
     settings.positive(hidden_size, 'hidden_size')
-    if isinstance(layer, int):
-      raise ValueError(
-          f'layer must be a layer class such as rnnzoo.LSTM, got {layer}:'
-          ' several batch axes go into one tuple, as in'
-          ' initialize_carry((batch, agents), hidden_size).'
-      )
     settings.factories([layer], sequence_layer.SequenceLayer)
     is_tuple = isinstance(batch_size, (tuple, list))
     batch_shape = checks.shape(
@@ -208,11 +203,6 @@ def _unpack(carry):
 
 def _flags(resets: Any, shape: tuple[int, ...]) -> Array:
   """Returns resets as bool, or raises ValueError unless they have a shape."""
-  if resets is None:
-    raise ValueError(
-        f'resets must be an array of shape {shape}, [time, batch], got None;'
-        ' jnp.zeros(ins.shape[:-1], bool) would work where no episode begins.'
-    )
   resets = checks.array(resets, 'resets')
   if resets.dtype != jnp.bool_:
     checks.number(resets, 'resets')
@@ -229,58 +219,15 @@ def _check_carry(
 ) -> None:
   """Raises ValueError unless a carry is like an `initialize_carry` result."""
   batch = ins_shape[1:-1]
-  want = _unpack(jax.eval_shape(lambda: layer.initial_carry(batch)))
-  if not _is_like(carry, want):
+  shapes = lambda tree: [*map(np.shape, jax.tree.leaves(tree))]
+  want = shapes(jax.eval_shape(lambda: layer.initial_carry(batch)))
+  if shapes(carry) != want:
     size = batch[0] if len(batch) == 1 else batch
     inside = '' if type(layer) is gru.GRU else ', layer'
     raise ValueError(
         f'carry must be as ScannedRNN.initialize_carry({size},'
-        f' {layer.features}{inside}) returns it, {_described(want)}, for'
-        f' ins of shape {ins_shape} with time first; got {_described(carry)}.'
-        f'{_order(carry, (*batch, layer.out_features))}'
+        f' {layer.features}{inside}) returns it, with arrays of shapes {want},'
+        f' for ins of shape {ins_shape} with time first; got {shapes(carry)}.'
     )
   for array in jax.tree.leaves(carry):
     checks.number(array, 'carry')
-
-
-def _order(carry: Any, wanted: tuple[int, ...]) -> str:
-  """Returns a hint where a carry seems to be [hidden, *batch]."""
-  *batch, _ = wanted
-  shape = getattr(carry, 'shape', ())
-  if not batch or shape == wanted or list(shape[1:]) != batch:
-    return ''
-  return (
-      ' Its first axis seems to be the hidden size: initialize_carry(hidden,'
-      ' *batch) of older programs is initialize_carry(batch, hidden) here.'
-  )
-
-
-def _is_like(carry: Any, want: Any) -> bool:
-  """Whether a carry has the arrays of `want`, in its order."""
-  if not isinstance(want, tuple):
-    return getattr(carry, 'shape', None) == want.shape
-  if not isinstance(carry, (tuple, list)) or len(carry) != len(want):
-    return False
-  fields, names = getattr(carry, '_fields', ()), getattr(want, '_fields', ())
-  if sorted(fields) == sorted(names) and fields != names:
-    return False
-  return all(map(_is_like, carry, want))
-
-
-def _described(carry: Any) -> str:
-  if hasattr(carry, 'shape'):
-    return f'an array of shape {carry.shape}'
-  if isinstance(carry, (tuple, list)) and carry:
-    return f'arrays of shapes {_shapes(carry)}'
-  return checks.describe(carry)
-
-
-def _shapes(carry: Any) -> str:
-  if not isinstance(carry, (tuple, list)):
-    return str(getattr(carry, 'shape', settings.a(type(carry))))
-  fields = getattr(carry, '_fields', None)
-  shapes = [_shapes(part) for part in carry]
-  if fields is None:
-    return f'({", ".join(shapes)}{"," * (len(shapes) == 1)})'
-  named = map('='.join, zip(fields, shapes, strict=True))
-  return f'{type(carry).__name__}({", ".join(named)})'

@@ -31,26 +31,14 @@ Carry = cell_lib.Carry
 
 
 def unroll(
-    first: sequence_layer.SequenceLayer,
-    second: sequence_layer.SequenceLayer,
-    x: Array,
-    initial_carry: tuple[Carry | None, Carry | None],
-    reset: Array | None,
-    seq_lengths: Array | None,
-    mask: Array | None,
-    reverse: bool,
-    time_major: bool,
+    ways: Any, given: tuple[Any, ...], reverse: bool, time_major: bool
 ) -> tuple[tuple[Carry, Carry], Array]:
   """Runs two layers in opposite directions at once, in one kernel.
 
   Args:
-    first: a layer.
-    second: a second layer, which runs in the opposite direction.
-    x: inputs. They and the arguments below are as in `SequenceLayer.unroll`.
-    initial_carry: a carry for each layer, or None for its own.
-    reset: bool [..., time] or None.
-    seq_lengths: int [...] or None.
-    mask: bool [..., time] or None.
+    ways: a layer, and a second one, which runs in the opposite direction.
+    given: x, initial_carry, reset, seq_lengths and mask, as in
+      `SequenceLayer.unroll`, but a carry, or None, for each layer.
     reverse: whether the first layer runs from the last step to the first.
     time_major: whether time is the first axis.
 
@@ -62,6 +50,8 @@ def unroll(
     NotImplementedError: the two differ in more than parameters, or no kernel
       can run them like this, or another implementation comes first.
   """
+  first, second = ways
+  x, initial_carry, reset, seq_lengths, mask = given
   if not (has_blocks(first) and has_blocks(second)):
     raise NotImplementedError('a layer has no recurrent kernel of blocks')
   if (static(first), first.in_features) != (static(second), second.in_features):
@@ -71,10 +61,9 @@ def unroll(
   devices.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
-  for level, carry in zip((first, second), initial_carry, strict=True):
+  for level, carry in zip(ways, initial_carry, strict=True):
     if carry is not None:
       level._check_carry(carry, batch_shape, 'initial_carry')
-  given = x, initial_carry, reset, seq_lengths, mask
   if sharding.is_sharded(first, second, given):
     graphdef, *states = nnx.split(
         (first, second), lambda path, _: path[-1] == 'recurrent_kernel', ...
@@ -91,9 +80,8 @@ def unroll(
 
     def part(split):
       kernels, rest, *given = split
-      arguments: list[Any] = [*nnx.merge(graphdef, kernels, rest), *given]
-      arguments += [reverse, time_major]
-      return unroll(*arguments)
+      ways = nnx.merge(graphdef, kernels, rest)
+      return unroll(ways, given, reverse, time_major)
 
     return sharding.spread(
         part,
@@ -109,7 +97,7 @@ def unroll(
         level.initial_carry(batch_shape)
         if given is None
         else level._check_carry(given, batch_shape, 'initial_carry')
-        for level, given in zip((first, second), initial_carry, strict=True)
+        for level, given in zip(ways, initial_carry, strict=True)
     ]
     carry = jax.tree.map(_join, *map(tuple, carries))
   call = call_lib.Call(
@@ -252,11 +240,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     return self.forward.features
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """Returns the initial carries of the forward and the backward layer.
-
-    Args:
-      batch_shape: leading axes of the input, before time.
-    """
+    """Returns the initial carries of the forward and the backward layer."""
     return (
         self.forward.initial_carry(batch_shape),
         self.backward.initial_carry(batch_shape),
@@ -291,17 +275,8 @@ class Bidirectional(sequence_layer.SequenceLayer):
     try:
       if rngs is not None and any(map(regularisation.drops, ways)):
         raise NotImplementedError('a layer drops what R multiplies')
-      return unroll(
-          self.forward,
-          self.backward,
-          x,
-          tuple(initial_carry),
-          reset,
-          seq_lengths,
-          mask,
-          reverse,
-          time_major,
-      )
+      given = x, tuple(initial_carry), reset, seq_lengths, mask
+      return unroll(ways, given, reverse, time_major)
     except NotImplementedError as error:
       selection.log_once(f'One direction after the other: {error}')
 

@@ -58,27 +58,9 @@ class DenseStack(stack.Stack):
       rngs: nnx.Rngs,
       **options,
   ):
-    """Creates the layers.
+    """Creates the layers; arguments and errors are as in `rnnzoo.Stack`.
 
-    Args:
-      layer: a layer class such as `rnnzoo.GRU`, or any function with its
-        signature; a sequence has one for each level.
-      in_features: size of the input's last axis.
-      features: `features` of every layer.
-      num_layers: number of levels.
-      dropout_rate: share of a level's new outputs zeroed while training, that
-        is, in calls with `rngs`; none of the last level's.
-      share_dropout_over_time: one dropout mask for all time steps.
-      norm: 'layer' or 'batch' normalisation of each layer's output, or None, as
-        in `rnnzoo.Stack`.
-      norm_momentum: share of the old running averages that an update keeps, for
-        norm='batch'; None, the default, is 0.9.
-      rngs: `nnx.Rngs` that the parameters are drawn from.
-      **options: passed to each layer.
-
-    Raises:
-      ValueError: an option is not valid.
-      TypeError: there is no option of that name.
+    None of the last level's outputs is dropped.
     """
     if 'residual' in options:
       raise TypeError(

@@ -265,13 +265,7 @@ class _Wavefront:
 
   @classmethod
   def of(cls, levels, x, call: call_lib.Call) -> '_Wavefront':
-    """Returns the run of some layers.
-
-    Args:
-      levels: the layers.
-      x: inputs of the lowest.
-      call: static options.
-    """
+    """Returns the run of some layers over inputs x of the lowest."""
     dtype = levels[0]._dtype(x)
     lead = x.shape[:-1]
     time = lead[0] if call.time_major else lead[-1]
@@ -320,7 +314,7 @@ class _Wavefront:
             for level in levels
         ],
         params=[_params(level, state, x) for level in levels],
-        kernels=[_input_kernel(v, x) for v in levels],
+        kernels=[devices.like(v.kernel[...], x).astype(state) for v in levels],
         flags=(reset, mask),
     )
 
@@ -427,13 +421,7 @@ class _Wavefront:
     return list(split), y if several else y[None]
 
   def _carries(self, given, batch_shape, x) -> tuple[list[Any], list[Any]]:
-    """Returns the carry that each level starts from, and restarts from.
-
-    Args:
-      given: carries that the caller gave, or None.
-      batch_shape: leading axes of the input.
-      x: the input.
-    """
+    """Returns the carry that each level starts from, and restarts from."""
     batch, lowest = math.prod(batch_shape), self.levels[0]
     state = lowest._state_dtype(x)
     rows = lambda carry: tuple(
@@ -494,12 +482,6 @@ def _recurrent_kernel(level, dtype, x) -> Array:
   """Returns R as it is used, before it is cast to a dtype."""
   kernel = devices.like(level.recurrent_kernel[...], x)
   return level._structured(kernel, dtype).astype(promotion.wide(dtype))
-
-
-def _input_kernel(level, x) -> Array:
-  """Returns W, [G, I, F]."""
-  kernel = devices.like(level.kernel[...], x)
-  return kernel.astype(promotion.wide(level._dtype(x)))
 
 
 def _gates_side_by_side(kernels: Sequence[Array]) -> Array:

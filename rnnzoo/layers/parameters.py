@@ -48,20 +48,13 @@ class Mapped(call_lib.Projection):
     return call_lib.KernelInputs(arrays, None, bias)
 
 
-class _StateFeatures:
-  """`out_features`, where a layer does not set `state_features`."""
-
-  def __get__(self, layer: Any, owner: type | None = None) -> Any:
-    return self if layer is None else layer.out_features
-
-
 class CellParameters(sequence_layer.SequenceLayer):
   """The parameters of `RecurrentLayer`, which documents them."""
 
   cell: cell_lib.Cell
   # Only layers that have them set these: others keep the static part, and the
   # checkpoints, that they always had.
-  state_features: Any = _StateFeatures()
+  state_features: Any = sequence_layer.OutFeatures()
   input_map: Any = None
   readout: Any = None
   num_heads: int
@@ -235,9 +228,14 @@ class CellParameters(sequence_layer.SequenceLayer):
     if self.recurrent_structure is None:
       return kernel
     kernel = kernel.astype(promotion.both(kernel.dtype, dtype))
-    return checks.same_kind(
-        self.recurrent_structure(kernel), kernel, 'recurrent_structure'
-    )
+    made = self.recurrent_structure(kernel)
+    made = checks.array(made, 'The result of recurrent_structure')
+    if made.shape != kernel.shape or made.dtype != kernel.dtype:
+      raise ValueError(
+          f'recurrent_structure must return {kernel.dtype} of {kernel.shape},'
+          f' as it was given, got {made.dtype} of {made.shape}.'
+      )
+    return made
 
   def _check_input(self, x: Array, axes: str) -> None:
     self._check_parameters()
@@ -335,12 +333,7 @@ def _shapes(tree: Any) -> Any:
 
 
 def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
-  """Raises ValueError for an option of R where the cell has none.
-
-  Args:
-    cell: the equations.
-    **options: options by name; None for one that was not given.
-  """
+  """Raises ValueError for an option of R, not None, where the cell has none."""
   for name, value in options.items():
     if value is not None and not cell.recurrent_gates:
       raise ValueError(
@@ -351,12 +344,7 @@ def check_kernel_options(cell: cell_lib.Cell, **options: Any) -> None:
 
 
 def dtype_of(options: Mapping[str, Any], rngs: nnx.Rngs) -> Any:
-  """Returns the dtype of parameters that a layer draws before all else.
-
-  Args:
-    options: the layer's options, of which use_bias and param_dtype are checked.
-    rngs: `nnx.Rngs` of the layer, checked.
-  """
+  """Returns the dtype of parameters that a layer draws before all else."""
   initializers.check_rngs(rngs, 'params', required=True)
   settings.boolean(options.get('use_bias', True), 'use_bias')
   dtype = options.get('param_dtype', jnp.float32)

@@ -42,15 +42,7 @@ class Linear(nnx.Module):
       gated: bool = False,
       rngs: nnx.Rngs,
   ):
-    """Creates the parameters.
-
-    Args:
-      in_features: size of x's last axis.
-      kernel: C.
-      parts: which arrays C multiplies.
-      gated: whether there is a gate.
-      rngs: `nnx.Rngs` that D and W are drawn from.
-    """
+    """Keeps C = kernel and its parts; draws D and, if gated, W."""
     settings.boolean(gated, 'gated')
     features, dtype = kernel.shape[-1], kernel.dtype
     self.kernel = nnx.Param(kernel)
@@ -101,14 +93,7 @@ class Projection(nnx.Module):
   reads = 1
 
   def __init__(self, state_features: int, features: int, dtype, rngs: nnx.Rngs):
-    """Draws P.
-
-    Args:
-      state_features: size of h.
-      features: size of the output.
-      dtype: dtype of P.
-      rngs: `nnx.Rngs` that P is drawn from.
-    """
+    """Draws P."""
     shape = state_features, features
     draw = initializers.lecun_normal
     self.kernel = nnx.Param(draw(rngs.params(), shape, dtype))
@@ -142,15 +127,7 @@ class GatedNorm(nnx.Module):
   def __init__(
       self, in_features: int, size: int, features: int, dtype, *, rngs: nnx.Rngs
   ):
-    """Draws W_g and W_o from N(0, 1 / fan_in); the scale starts as 1.
-
-    Args:
-      in_features: size of x's last axis.
-      size: size of h.
-      features: size of the output.
-      dtype: dtype of the parameters.
-      rngs: `nnx.Rngs` that the parameters are drawn from.
-    """
+    """Draws W_g and W_o from N(0, 1 / fan_in); the scale starts as 1."""
     draw = lambda *shape: initializers.lecun_normal(rngs.params(), shape, dtype)
     self.gate = nnx.Param(draw(in_features, size))
     self.scale = nnx.Param(jnp.ones((size,), dtype))
@@ -177,12 +154,7 @@ class OutputGate(nnx.Module):
   """
 
   def __init__(self, kernel: Array, bias: Array | None):
-    """Keeps the parameters.
-
-    Args:
-      kernel: W_o.
-      bias: b_o, or None.
-    """
+    """Keeps W_o and b_o."""
     self.kernel = nnx.Param(kernel)
     self.bias = nnx.data(None if bias is None else nnx.Param(bias))
 

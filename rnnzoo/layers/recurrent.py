@@ -226,8 +226,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     if state_features is not None:
       self.state_features = state_features
     if input_map is not None:
-      given = kernel_init, bias_init
-      if given != (initializers.lecun_normal, initializers.zeros):
+      own = initializers.lecun_normal, initializers.zeros
+      if kernel_init is not own[0] or bias_init is not own[1]:
         raise ValueError(
             'kernel_init and bias_init are for W and b, which input_map'
             ' replaces; leaving them out would work.'
@@ -310,22 +310,12 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
   ) -> tuple[OwnT, OwnT]:
     """Like `unroll`, but returns the whole carry after every step.
 
-    Args:
-      x: inputs as in `unroll`, and so is all else.
-      initial_carry: state before the first step.
-      reset: flags of steps where the carry restarts.
-      seq_lengths: valid steps of each sequence; beyond, the carry is held.
-      mask: flags of valid steps; else the carry is held.
-      reverse: whether to run from the last step to the first.
-      time_major: whether x is [time, ..., in_features].
+    Arguments and errors are as in `unroll`.
 
     Returns:
       The final carry, each [..., features], and the carry after every step,
       each [..., time, features] in the carry's dtype, float32 or wider; both
       in the order of `cell.carry_names`, with the type of `initial_carry`.
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
     """
     call = self._call(reverse, time_major, len(self.cell.carry_names))
     given = x, initial_carry, reset, seq_lengths, mask
@@ -351,29 +341,15 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       self, given, call: call_lib.Call, is_output: bool, masks
   ) -> tuple[Carry, Carry]:
     """`_run`, each device with its part of the batch, of time or features."""
-    x, initial_carry, reset, seq_lengths, mask = given
     linear = isinstance(self.cell, cell_lib.LinearCell)
-    lead = x.shape[:-1]
-    axes = sharding.axes_of_run(lead, call.time_major, linear)
-    batch_shape, time = (
-        (lead[1:], lead[0]) if call.time_major else (lead[:-1], lead[-1])
-    )
-    steps = time_devices.whole(time, self.time_axis_name)
-    given = (
-        x,
-        initial_carry,
-        checks.flags(reset, lead, 'reset'),
-        checks.lengths(seq_lengths, batch_shape, steps),
-        checks.flags(mask, lead, 'mask'),
-        *masks,
-    )
+    axes = sharding.axes_of_run(given[0].shape[:-1], call.time_major, linear)
     flags, lengths = axes.flags, axes.lengths
     per_step = self.recurrent_dropout_per_step
     return self._over_devices(
         lambda layer, given: layer._run(
             *given[:5], call, is_output, regularisation.Masks(*given[5:])
         ),
-        given,
+        (*given, *masks),
         axes,
         positions=(
             *(flags, axes.carry, flags, lengths, flags),
@@ -414,15 +390,15 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       initial_carry = self._check_carry(
           initial_carry, batch_shape, 'initial_carry'
       )
-    given = x, initial_carry, reset, seq_lengths, mask
-    time_devices.check_names(self.time_axis_name, given)
-    if sharding.is_sharded(self, given):
-      return self._run_over_devices(given, call, is_output, masks)
     over = self.time_axis_name
+    time_devices.check_names(over, (x, initial_carry, reset, seq_lengths, mask))
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     whole = time_devices.whole(time, over)
     seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
+    given = x, initial_carry, reset, seq_lengths, mask
+    if sharding.is_sharded(self, given):
+      return self._run_over_devices(given, call, is_output, masks)
     dtype = self._dtype(x)
     state = self._state_dtype(x)
     # Not -1, which has no meaning where there are no steps.
@@ -493,21 +469,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
   def step(
       self, carry: cell_lib.CarryT, x: Array, *, reset: Array | None = None
   ) -> tuple[cell_lib.CarryT, Array]:
-    """Takes one step, for streams and for acting in an environment.
-
-    Args:
-      carry: one array [..., features] for each of `cell.carry_names`.
-      x: [..., in_features].
-      reset: bool [...]; where true, the carry restarts before the step.
-
-    Returns:
-      The carry after the step, with the type of the one before, and the output
-      [..., features].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
-    checks.carry_of_step(carry, x)
+    # Documented in SequenceLayer.step; the carry keeps its type.
     self._check_input(x, '[..., in_features]')
     batch_shape = x.shape[:-1]
     arrays = self._check_carry(carry, batch_shape, 'carry')

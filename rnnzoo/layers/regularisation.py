@@ -154,12 +154,7 @@ class Regularised(parameters.CellParameters):
       self.deterministic: bool | None = None
 
   def set_view(self, deterministic: bool | None = None) -> None:
-    """Takes part in `nnx.view`.
-
-    Args:
-      deterministic: value of the attribute, where the layer has one; None
-        leaves it.
-    """
+    """Takes part in `nnx.view`; None leaves the attribute as it is."""
     if deterministic is not None and hasattr(self, 'deterministic'):
       self.deterministic = deterministic
 

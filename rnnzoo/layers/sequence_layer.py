@@ -16,8 +16,8 @@ from rnnzoo.layers import initializers
 Array = jax.Array
 
 
-class _Features:
-  """The constructor's `features`, where a layer sets no attribute itself.
+class OutFeatures:
+  """`out_features`, where a layer sets no attribute itself.
 
   No property: that could not be set by a layer of another project.
   """
@@ -40,7 +40,7 @@ class SequenceLayer(nnx.Module):
 
   in_features: int
   out_features: int
-  features = _Features()
+  features = OutFeatures()
   time_axis_name: tuple[str, ...] = ()
   reads_timespans: bool = False
 

@@ -219,11 +219,7 @@ class Stack(sequence_layer.SequenceLayer):
     return self.layers[-1].features
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> tuple[Any, ...]:
-    """Returns a tuple of the layers' initial carries, from the input up.
-
-    Args:
-      batch_shape: leading axes of the input, before time.
-    """
+    """Returns a tuple of the layers' initial carries, from the input up."""
     return tuple(level.initial_carry(batch_shape) for level in self.layers)
 
   def unroll(
@@ -398,20 +394,7 @@ class Stack(sequence_layer.SequenceLayer):
   def step(
       self, carry: tuple[Any, ...], x: Array, *, reset: Array | None = None
   ) -> tuple[tuple[Any, ...], Array]:
-    """Takes one step through all layers, without dropout.
-
-    Args:
-      carry: tuple of the layers' carries.
-      x: [..., in_features].
-      reset: bool [...]; where true, the carries restart before the step.
-
-    Returns:
-      The carries after the step, and the output [..., out_features].
-
-    Raises:
-      ValueError: an argument has the wrong shape or dtype.
-    """
-    checks.carry_of_step(carry, x)
+    # Documented in SequenceLayer.step; nothing is dropped.
     self._check_carry(carry, 'carry')
     carries: list[Any] = []
     below = x
@@ -423,11 +406,7 @@ class Stack(sequence_layer.SequenceLayer):
     return tuple(carries), below
 
   def set_view(self, deterministic: bool | None = None) -> None:
-    """Takes part in `nnx.view`.
-
-    Args:
-      deterministic: value of the attribute; None leaves it.
-    """
+    """Takes part in `nnx.view`; None leaves the attribute as it is."""
     if deterministic is not None:
       self.deterministic = deterministic
 

@@ -27,13 +27,7 @@ class Gates(nnx.Module):
   """
 
   def __init__(self, num_heads: int, bias: Array, *, rngs: nnx.Rngs):
-    """Draws W from N(0, 2 / (5 features)).
-
-    Args:
-      num_heads: number of heads.
-      bias: the values to start from, [gates, features].
-      rngs: `nnx.Rngs` that W is drawn from.
-    """
+    """Draws W from N(0, 2 / (5 features)); b starts as `bias`."""
     gates, features = bias.shape
     size = features // num_heads
     init = jax.nn.initializers.normal(math.sqrt(2 / (5 * features)))
@@ -64,13 +58,7 @@ class Gates(nnx.Module):
 
 
 def group_norm(features: int, num_heads: int, **options) -> nnx.GroupNorm:
-  """Returns a norm of each head, with a scale and the published epsilon.
-
-  Args:
-    features: size of the last axis.
-    num_heads: number of groups.
-    **options: dtype, param_dtype and rngs.
-  """
+  """Returns a norm of each head, with a scale and the published epsilon."""
   return nnx.GroupNorm(
       features,
       num_heads,
@@ -114,14 +102,8 @@ NORMS = ('layer', 'rms')
 def width(mlp_features: int | None, features: int, residual: bool) -> int:
   """Returns the width of a block's MLP; 0 for none.
 
-  Args:
-    mlp_features: width asked for; None for xLSTM's, 1.3 features rounded up to
-      a multiple of 64.
-    features: features of the block.
-    residual: whether the block adds its input; without that it has no MLP.
-
-  Raises:
-    ValueError: the width is not valid.
+  None is xLSTM's, 1.3 features rounded up to a multiple of 64, where the block
+  adds its input. Without that it has no MLP.
   """
   if mlp_features is None:
     return 64 * math.ceil(1.3 * features / 64) * residual
@@ -153,17 +135,7 @@ class GatedMLP(nnx.Module):
       rngs: nnx.Rngs,
       **dtypes,
   ):
-    """Creates the parameters: N(0, 2/(5 features)) and N(0, 4/(L² features)).
-
-    Args:
-      features: size of x's last axis.
-      width: width of the hidden layer.
-      norm: 'layer' or 'rms'.
-      activation: 'gelu' or 'silu'.
-      num_blocks: L, the number of blocks of the network.
-      rngs: `nnx.Rngs` that the parameters are drawn from.
-      **dtypes: dtype and param_dtype.
-    """
+    """Draws W from N(0, 2/(5 features)) and N(0, 4/(L² features)), L blocks."""
     first = jax.nn.initializers.normal(math.sqrt(2 / (5 * features)))
     last = jax.nn.initializers.normal(2 / num_blocks / math.sqrt(features))
     self.activation = activation
@@ -222,14 +194,7 @@ class CausalConvolution(nnx.Module):
   """
 
   def __init__(self, width: int, features: int, *, rngs: nnx.Rngs, param_dtype):
-    """Creates the parameters, U(±1/√width) as torch does.
-
-    Args:
-      width: 2 or more.
-      features: size of x's last axis.
-      rngs: `nnx.Rngs` that the parameters are drawn from.
-      param_dtype: dtype of the parameters.
-    """
+    """Creates the parameters, U(±1/√width) as torch does; width >= 2."""
     init = initializers.uniform(-(width**-0.5), width**-0.5)
     self.kernel = nnx.Param(init(rngs.params(), (width, features), param_dtype))
     self.bias = nnx.Param(init(rngs.params(), (features,), param_dtype))

@@ -46,13 +46,7 @@ class ShortConvolution(nnx.Module):
   """
 
   def __init__(self, features: int, width: int, *, rngs: nnx.Rngs):
-    """Creates the parameters.
-
-    Args:
-      features: F.
-      width: how many steps, this one included.
-      rngs: `nnx.Rngs` that the kernel is drawn from, U(-1, 1) / sqrt(width).
-    """
+    """Draws the kernel from U(-1, 1) / sqrt(width)."""
     settings.positive(features, 'features')
     settings.positive(width, 'width')
     bound = width**-0.5
@@ -99,16 +93,7 @@ class Mlp(nnx.Module):
       dtype: jax.typing.DTypeLike | None = None,
       rngs: nnx.Rngs,
   ):
-    """Creates the parameters.
-
-    Args:
-      features: F.
-      kind: a name in `MLPS`.
-      inner: features inside; None for 4 F, or 8/3 F where gated, which has as
-        many parameters.
-      dtype: dtype to compute in; None for the dtype of parameters and inputs.
-      rngs: `nnx.Rngs` that parameters are drawn from.
-    """
+    """Creates the parameters; `LanguageModel` documents the arguments."""
     self.is_gated = kind == 'gated'
     if inner is None:
       factor = 8 / 3 if self.is_gated else 4
@@ -304,11 +289,7 @@ class LanguageModel(nnx.Module):
       self.head = nnx.Linear(features, num_tokens, rngs=rngs)
 
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
-    """Returns the start of a text: a carry for each block.
-
-    Args:
-      batch_shape: leading axes of the tokens, before time.
-    """
+    """Returns the start of a text: a carry for each block."""
     batch_shape = checks.shape(batch_shape, 'batch_shape')
     return tuple(block.initial_carry(batch_shape) for block in self.blocks)
 
@@ -369,8 +350,6 @@ class LanguageModel(nnx.Module):
       tokens: int [...].
       reset: bool [...]; where true, a text begins anew with this token.
     """
-    if carry is not None:  # At the start of a text it may be.
-      checks.carry_of_step(carry, tokens, 'tokens')
     tokens = checks.tokens(tokens, self.embedding.num_embeddings, axes='[...]')
     reset = checks.flags(reset, tokens.shape, 'reset')
     if reset is not None and carry is not None:

@@ -60,15 +60,7 @@ class AdditiveAttention(nnx.Module):
       dtype: Any = None,
       rngs: nnx.Rngs,
   ):
-    """Creates the parameters.
-
-    Args:
-      query_features: F.
-      value_features: C.
-      features: A.
-      dtype: dtype to compute in; None for the parameters' dtype.
-      rngs: `nnx.Rngs` that parameters are drawn from.
-    """
+    """Creates the parameters for a query [F], values [C] and A features."""
     self.query = nnx.Linear(query_features, features, dtype=dtype, rngs=rngs)
     self.key = nnx.Linear(
         value_features, features, use_bias=False, dtype=dtype, rngs=rngs

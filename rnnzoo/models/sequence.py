@@ -209,8 +209,6 @@ class SequenceModel(nnx.Module):
             f' returns them; got {type(carry).__name__}.'
         )
       carry, *past = carry
-    if carry is not None:  # At the start of a sequence it may be.
-      checks.carry_of_step(carry, x, 'tokens' if is_of_tokens else 'x')
     if is_of_tokens:
       x = checks.tokens(x, self.embedding.num_embeddings, axes='[...]')
       x = self._embed(x[..., None])[..., 0, :]
@@ -269,19 +267,7 @@ class SequenceClassifier(SequenceModel):
       pooling: str = 'last',
       rngs: nnx.Rngs,
   ):
-    """Creates the head.
-
-    Args:
-      backbone: a layer or stack. Where its last valid output is classified, not
-        one that runs backwards as well: there that output has seen one step.
-      num_classes: number of logits.
-      pooling: whether the 'last' output is classified, or the 'mean' of all.
-      rngs: `nnx.Rngs` that the head's parameters are drawn from.
-
-    Raises:
-      ValueError: the backbone is no layer, or runs in both directions, or
-        another argument is not valid.
-    """
+    """Creates the head of `num_classes` logits; see `SequenceModel`."""
     settings.positive(num_classes, 'num_classes')
     super().__init__(backbone, num_classes, pooling=pooling, rngs=rngs)
 

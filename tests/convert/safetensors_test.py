@@ -83,7 +83,7 @@ class SafetensorsTest(absltest.TestCase):
         (make(5), r'shape \(3, 5\).* got \(3, 4\)'),
         (make(4, param_dtype='bfloat16'), 'dtype bfloat16.* float32'),
         (make(4, use_bias=False), r"GRU: .* no place for \['bias'\]\."),
-        (lstm, 'another module .* LSTM: the module'),
+        (lstm, 'another module .* LSTM: the file'),
     )
     for other, message in others:
       before = jax.tree.map(np.asarray, nnx.state(other))
@@ -126,8 +126,7 @@ class SafetensorsTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
     for function in (convert.save_safetensors, convert.load_safetensors):
-      message = r'got a str, and path a GRU; .*_safetensors\(module, path\)'
-      with self.assertRaisesRegex(ValueError, message):
+      with self.assertRaisesRegex(ValueError, 'path must be .* got a GRU'):
         function(str(self.path), layer)
       with self.assertRaisesRegex(ValueError, 'path must be .* got an int'):
         function(layer, 3)
@@ -183,7 +182,7 @@ class SafetensorsTest(absltest.TestCase):
 
   def test_says_which_package_is_missing(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
-    with mock.patch.dict(sys.modules, {'safetensors.flax': None}):
+    with mock.patch.dict(sys.modules, {'safetensors': None}):
       with self.assertRaisesRegex(ImportError, r'rnnzoo\[safetensors\]'):
         convert.save_safetensors(layer, self.path)
 

@@ -169,7 +169,7 @@ class CarriesTest(parameterized.TestCase):
     layer = lstm()
     given = Flipped(*layer.initial_carry((2,)))
     with self.assertRaisesRegex(
-        ValueError, r"order \('h', 'c'\), got a Flipped.*\('c', 'h'\)"
+        ValueError, r"order \('h', 'c'\), got \('c', 'h'\)"
     ):
       layer.step(given, X[:, 0])
 

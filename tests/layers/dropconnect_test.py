@@ -76,7 +76,7 @@ class DropconnectTest(parameterized.TestCase):
   @parameterized.parameters(1.0, -0.1, float('nan'), 'half', True)
   def test_bad_rates(self, rate):
     params = nnx.state(rnnzoo.LSTM(3, 8, rngs=nnx.Rngs(0)))
-    with self.assertRaisesRegex(ValueError, r'rate must be in \[0, 1\)'):
+    with self.assertRaisesRegex(ValueError, r'rate must be .* from 0 below 1'):
       rnnzoo.dropconnect(params, rate, jax.random.key(0))
 
   @parameterized.parameters(0.0, 0, np.float32(0))

@@ -61,7 +61,7 @@ class ConstructorTest(parameterized.TestCase):
       ('GRU', {'dtype': jnp.int32}, 'dtype must be a floating.* got int32'),
       ('GRU', {'bias_init': [jax.nn.initializers.zeros] * 2}, '3, .* got 2'),
       ('MinGRU', {'candidate': 'log'}, "'linear', 'positive'.*got 'log'"),
-      ('GRU', {'recurrent_gradient_clip': 0.0}, 'number above 0, .* got 0.0'),
+      ('GRU', {'recurrent_gradient_clip': 0.0}, 'number above 0, got 0.0'),
       ('LSTM', {'stop_recurrent_gradient': 1.0}, 'must be a bool, got 1.0'),
       (
           *('MinGRU', {'recurrent_gradient_clip': 1.0}),
@@ -96,6 +96,8 @@ class ConstructorTest(parameterized.TestCase):
       ('GRU', 'cell_params'),
       ('LRU', 'readout'),
       ('S5', 'cell_params'),
+      ('S5', 'bias_init'),
+      ('QRNN', 'input_map'),
       ('LinOSS', 'readout'),
       ('RGLRU', 'input_map'),
       ('HGRN', 'readout'),
@@ -103,7 +105,7 @@ class ConstructorTest(parameterized.TestCase):
       *((name, 'cell') for name in rnnzoo.LAYERS),
   )
   def test_option_that_the_layer_sets(self, layer, option):
-    message = f"{layer} has no argument '{option}': it sets .* itself"
+    message = f"got multiple values for .*argument '{option}'"
     with self.assertRaisesRegex(TypeError, message):
       make(rnnzoo.LAYERS[layer], **{option: 1})
 
@@ -139,42 +141,35 @@ CALLS = {
     ),
     'integers': (
         {'x': np.ones((BATCH, TIME, IN), np.int32)},
-        'floating-point x, got int32; x.astype',
+        'x of real floating-point numbers, got int32',
     ),
     'none': (
         {'x': None},
-        r'x as an array of shape \[..., time, in_features\], got a NoneType\.$',
+        r'array of shape \[..., time, in_features\], .* got a NoneType',
     ),
     'no_values': (
         {'x': jax.ShapeDtypeStruct((BATCH, TIME, IN), np.float32)},
-        'x with values, got a ShapeDtypeStruct; jax.eval_shape',
+        'with all of its values, got a ShapeDtypeStruct',
     ),
     'reset_length': (
         {'reset': np.zeros((BATCH, TIME + 1), bool)},
-        r'reset must have shape \(2, 5\), got \(2, 6\)',
+        r'reset must be a bool array of shape \(2, 5\), .* shape \(2, 6\)',
     ),
     'reset_dtype': (
         {'reset': np.zeros((BATCH, TIME), np.float32)},
-        r'reset must be a bool array of shape \(2, 5\), got dtype float32',
-    ),
-    # The hint would not work: lengths are no mask.
-    'mask_of_lengths': (
-        {'mask': np.ones(BATCH, np.int32)},
-        r'mask must be a bool array of shape \(2, 5\), got int32 of shape'
-        r' \(2,\)\.$',
+        r'reset must be a bool array of shape \(2, 5\), got float32',
     ),
     'float_lengths': (
         {'seq_lengths': np.ones(BATCH, np.float32)},
-        r'seq_lengths must be an integer array of shape \(2,\), got dtype'
-        ' float32',
+        r'seq_lengths must be an integer array of shape \(2,\), got float32',
     ),
     'lengths_shape': (
         {'seq_lengths': np.ones((BATCH, TIME), np.int32)},
-        r'seq_lengths must have shape \(2,\), got \(2, 5\)',
+        r'an integer array of shape \(2,\), got int32 of shape \(2, 5\)',
     ),
     'time_major': (
         {'time_major': True, 'reset': np.zeros((TIME, BATCH), bool)},
-        r'reset must have shape \(2, 5\), got \(5, 2\)',
+        r'reset must be a bool array of shape \(2, 5\), .* shape \(5, 2\)',
     ),
 }
 
@@ -216,13 +211,15 @@ class CallTest(parameterized.TestCase):
     layer = make(rnnzoo.GRU)
     with self.assertRaisesRegex(ValueError, r'in_features = 3.*\(2, 7\)'):
       layer.step((h,), np.ones((BATCH, 7), np.float32))
-    with self.assertRaisesRegex(ValueError, r'reset .*\(2,\), got \(3,\)'):
+    with self.assertRaisesRegex(
+        ValueError, r'reset .*\(2,\), got bool of shape \(3,\)'
+    ):
       layer.step((h,), x[:, 0], reset=np.zeros(3, bool))
     stack = make(functools.partial(rnnzoo.Stack, rnnzoo.GRU), num_layers=2)
     for each, carry in ((layer, (h,)), (stack, ((h,), (h,)))):
-      with self.assertRaisesRegex(ValueError, r'step\(carry, x\) would work'):
+      with self.assertRaisesRegex(ValueError, ' must be .* got|x as an array'):
         each.step(x[:, 0], carry)
-      with self.assertRaisesRegex(ValueError, r'initial_carry\(\(2,\)\) would'):
+      with self.assertRaisesRegex(ValueError, 'carry must be .*got a NoneType'):
         each.step(None, x[:, 0])
 
   def test_composed_carry(self):
@@ -248,12 +245,12 @@ class ImplementationTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('AssociativeScan', 'tolerance', -1, 'must be .* got -1'),
-      ('AssociativeScan', 'max_iterations', 0, 'a positive int, got 0'),
+      ('AssociativeScan', 'max_iterations', 0, 'a positive int .*got 0'),
       ('AssociativeScan', 'max_iterations', 2**31, 'up to 2147483647'),
       ('AssociativeScan', 'jacobian', 'full', "one of .*'exact'.*got 'full'"),
-      ('AssociativeScan', 'window', 0, 'must be a positive int, got 0'),
+      ('AssociativeScan', 'window', 0, 'must be a positive int .*got 0'),
       ('Scan', 'keep', 'all', "must be one of .*'gates'.* got 'all'"),
-      ('Scan', 'chunk', 0, 'must be a positive int, got 0'),
+      ('Scan', 'chunk', 0, 'must be a positive int .*got 0'),
       ('Pallas', 'keep', None, r"one of \('carries', 'gates'\), got None"),
   )
   def test_settings(self, path, name, value, message):
@@ -375,7 +372,7 @@ class FunctionsTest(parameterized.TestCase):
       ('recurrent_kernel', np.ones((3, 1, 2, 2)), r'= 4, got shape \(3, 1, 2'),
       ('carry', h, r'carry must be a tuple \(h,\) .* got one array of shape'),
       ('restart_carry', (h, h), 'restart_carry must be .* got 2 of'),
-      ('reset', np.zeros((5, 2), bool), r'reset .*\(2, 5\), got \(5, 2\)'),
+      ('reset', np.zeros((5, 2), bool), r'reset .*\(2, 5\), .*\(5, 2\)'),
       ('implementation', 'cuda', "must be None, one of .* got 'cuda'"),
       ('params', {}, "'recurrent_bias'.* missing"),
   )
@@ -405,8 +402,8 @@ class FunctionsTest(parameterized.TestCase):
       ({'b': x[:1]}, r'a the same .* got shapes \(1, 5, 3\) and \(2, 5, 3\)'),
       ({'a': h[0], 'b': h[0]}, r'\[..., time, features\], .* got .*\(4,\)'),
       ({'h0': x}, r'h0 .* = \(2, 3\), got \(2, 5, 3\)'),
-      ({'reset': np.zeros((5, 2), bool)}, r'\(2, 5\), got \(5, 2\)'),
-      ({'a': x > 0}, r'^a must be numbers, got bool; a.astype\('),
+      ({'reset': np.zeros((5, 2), bool)}, r'\(2, 5\), .*\(5, 2\)'),
+      ({'a': x > 0}, '^a must be numbers, got bool'),
       ({'h0': 1j * x[:, 0]}, 'h0 must be real where a and b are, .* complex b'),
   )
   def test_linear_scan(self, arguments, message):

@@ -156,7 +156,7 @@ class LanguageModelTest(parameterized.TestCase):
       ({'mlp_features': 0}, 'mlp_features must be'),
       ({'mlp': None, 'mlp_features': 5}, 'mlp_features=5 needs an mlp'),
       ({'conv_width': -1}, 'conv_width must be'),
-      ({'dropout_rate': 1.5}, 'dropout_rate must be in'),
+      ({'dropout_rate': 1.5}, 'dropout_rate must be a finite number'),
       ({'is_tied': 'no'}, 'is_tied must be'),
       ({'dtype': 'int32'}, 'dtype must be'),
       ({'dtype': 'foo'}, 'dtype must be'),

@@ -266,11 +266,23 @@ class RegularisationTest(parameterized.TestCase):
     self.assertGreater(np.abs(dropped - module.apply(variables, x)).max(), 1e-3)
 
   @parameterized.parameters(
-      ('LSTM', {'zoneout_rate': 1.0}, r'zoneout_rate must be in \[0, 1\)'),
-      ('LSTM', {'zoneout_rate': True}, r'zoneout_rate must be in \[0, 1\)'),
+      (
+          'LSTM',
+          {'zoneout_rate': 1.0},
+          r'zoneout_rate must be .* from 0 below 1',
+      ),
+      (
+          'LSTM',
+          {'zoneout_rate': True},
+          r'zoneout_rate must be .* from 0 below 1',
+      ),
       ('LSTM', {'zoneout_rate': (0.1,)}, r"each of the carries \('h', 'c'\)"),
       ('LSTM', {'zoneout_rate': '0.1'}, 'zoneout_rate must be a number'),
-      ('GRU', {'recurrent_dropout_rate': -0.1}, r'rate must be in \[0, 1\)'),
+      (
+          'GRU',
+          {'recurrent_dropout_rate': -0.1},
+          r'rate must be .* from 0 below 1',
+      ),
       ('SLSTM', {'zoneout_rate': 0.1}, r'\(0.1, 0, 0, 0\) would work'),
       ('MinGRU', {'zoneout_rate': 0.1}, 'MinGRUCell has none'),
       ('LRU', {'recurrent_dropout_rate': 0.1}, 'LRUCell has none'),

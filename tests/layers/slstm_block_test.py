@@ -368,7 +368,10 @@ class SLSTMBlockTest(parameterized.TestCase):
         (lambda: block(x[..., :2]), 'SLSTMBlock expects x'),
         (lambda: block(x, initial_carry=carry[:4]), 'h, c, n, m, window'),
         (lambda: block.step(None, x[:, 0]), 'carry must be a tuple'),
-        (lambda: block.step(carry, x[:, 0], reset=reset), 'reset must have'),
+        (
+            lambda: block.step(carry, x[:, 0], reset=reset),
+            'reset must be a bool array',
+        ),
         (lambda: block(x, rngs=0), 'rngs must be'),
     )
     for call, message in cases:
