@@ -269,7 +269,7 @@ class ImplementationTest(parameterized.TestCase):
   @parameterized.parameters(
       (lambda: make(rnnzoo.MinGRU), x, 'one pass, and there is nothing'),
       (lambda: make(rnnzoo.GRU), x[0, 0], r'shape \[..., time, in_features\]'),
-      (lambda: make(rnnzoo.GRU), x[:, :0], 'at least one step'),
+      (lambda: make(rnnzoo.GRU), x[:, :0], 'one sequence and one step'),
       (lambda: rnnzoo.GRUCell(), x, 'must be a layer of one cell.*GRUCell'),
   )
   def test_verify(self, layer, x, message):
