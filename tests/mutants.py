@@ -138,7 +138,7 @@ rnnzoo/engines/time/maps.py tests/engines/linear_scan_test.py
   + factor == 0  @ second
   - x[-1 if reverse else 0], mu
   + x[0 if reverse else -1], mu  @ agrees_with_loop
-  - adjoint, _earlier(h, before, reverse))
+  - adjoint, scan_steps.shifted(before, h, reverse))
   + adjoint, h)  @ agrees_with
   - beside = lambda a, h: a * _beside(a, h)
   + beside = lambda a, h: a * h  @ forgets_an_infinity

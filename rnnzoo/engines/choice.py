@@ -139,7 +139,6 @@ class Run:
       cannot run. They take settings as well, as `options`.
     static: hashable arguments.
     label: name of the recurrence in notes.
-    has_heads: whether features that are over devices are heads.
     kind: 'linear', 'diagonal' or 'dense'.
     slower_kernel: why a kernel is not tried where others are left; '' if it is.
     kernel_or_none: whether only a kernel is wanted: where none can run, its
@@ -152,7 +151,6 @@ class Run:
   static: tuple[Any, ...]
   label: str
   kind: str = 'linear'
-  has_heads: bool = False
   slower_kernel: str = ''
   kernel_or_none: bool = False
 
@@ -192,7 +190,8 @@ class Run:
           selection.log_once(message)
         continue
       if shape is not None:
-        note(name, self.label, shape, passed_over, has_heads=self.has_heads)
+        has_heads = self.kind != 'linear'
+        note(name, self.label, shape, passed_over, has_heads=has_heads)
       return results
 
   def _by(self, name: selection.Path, rest: tuple[selection.Path, ...]):
@@ -203,21 +202,15 @@ class Run:
       rest: paths left to try; where the path is a kernel, they run in programs
         for other platforms.
     """
-    path = functools.partial(self._path_of(name), *self.static)
+    index = selection.IMPLEMENTATIONS.index(selection.name_of(name))
+    options = {} if isinstance(name, str) else {'options': name}
+    path = functools.partial(self.paths[index], *self.static, **options)
     is_kernel = selection.name_of(name) == 'pallas'
     if is_kernel and rest and not devices.is_interpreting():
       following = dataclasses.replace(self, names=rest)
       functions = platforms.Functions(on_gpu=path, elsewhere=following)
       return functools.partial(platforms.by_platform, functions)
     return path
-
-  def _path_of(self, name: selection.Path) -> Callable[..., Any]:
-    """Returns a path as a function of (*static, operands)."""
-    index = selection.IMPLEMENTATIONS.index(selection.name_of(name))
-    path = self.paths[index]
-    if isinstance(name, str):
-      return path
-    return functools.partial(path, options=name)
 
 
 # When another path is faster than a GPU kernel, by measurement.

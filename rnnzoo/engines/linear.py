@@ -1,6 +1,7 @@
 """The first-order linear recurrence as an operation of its own."""
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
 
@@ -156,14 +157,6 @@ def _checked(a, b, h0, reset) -> tuple[Any, ...]:
   return a, b, h0.astype(dtype), reset, out_dtype
 
 
-def _scan(*arguments, **options):
-  return _by_xla(maps.step_scan, *arguments, **options)
-
-
-def _associative_scan(*arguments, **options):
-  return _by_xla(maps.compose_scan, *arguments, **options)
-
-
 def _pallas(reverse: bool, over, operands, options=None):
   del options  # For other recurrences: a and b are given.
   *arrays, reset = operands
@@ -191,3 +184,7 @@ def _by_xla(solve, reverse: bool, over, operands, options=None):
   a_t, b_t = jnp.swapaxes(a, 0, 1), jnp.swapaxes(b, 0, 1)
   (h,) = maps.linear_scan(solve, reverse, a_t, (b_t,), (h0,), over)
   return jnp.swapaxes(h, 0, 1)
+
+
+_scan = functools.partial(_by_xla, maps.step_scan)
+_associative_scan = functools.partial(_by_xla, maps.compose_scan)

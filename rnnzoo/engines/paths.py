@@ -114,7 +114,6 @@ def run(
       static=(cell, projection, call),
       label=type(cell).__name__,
       kind=_kind(operands.recurrent_kernel),
-      has_heads=operands.recurrent_kernel is not None,
       slower_kernel=slower_kernel,
       kernel_or_none=call.both_directions,
   )
@@ -158,7 +157,6 @@ def run_levels(
       static=(cell, call_lib.Biased(), call),
       label=type(cell).__name__,
       kind='dense',
-      has_heads=True,
       kernel_or_none=True,
   )
   return choice(operands._replace(x=x))

@@ -71,7 +71,11 @@ class Functions:
   elsewhere: Function
 
 
-@jax.tree_util.register_pytree_node_class
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=('operands', 'residuals'),
+    meta_fields=('structure',),
+)
 @dataclasses.dataclass(frozen=True)
 class _Saved:
   """The arrays that the backward pass reads.
@@ -85,14 +89,6 @@ class _Saved:
   operands: Any
   residuals: Sequence[Any]
   structure: Any
-
-  def tree_flatten(self):
-    return (self.operands, self.residuals), self.structure
-
-  @classmethod
-  def tree_unflatten(cls, structure, children):
-    operands, residuals = children
-    return cls(operands, residuals, structure)
 
 
 def _choose(functions: Functions, *args):

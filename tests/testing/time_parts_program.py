@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 import rnnzoo
-from rnnzoo.engines.time import devices as time_devices
+from rnnzoo.engines.time import linear_parts
 from tests.testing import comparison
 from tests.testing import devices_program
 from tests.testing import random_layers
@@ -262,7 +262,7 @@ def run(name: str) -> None:
   )
   with contextlib.ExitStack() as stack:
     if forgets:
-      stack.enter_context(mock.patch.object(time_devices, 'FEW', 4))
+      stack.enter_context(mock.patch.object(linear_parts, 'FEW', 4))
     if implementation == 'pallas':
       stack.enter_context(streaming_loops.instead())
     program = value(loss).lower(*spread).compile()

@@ -122,7 +122,7 @@ def backward(
   """
   adjoint = _Adjoint(plan, saved, loop)
   d_carry, d_outputs = cotangents
-  params, weights, x, kernel, _, restart, reset, mask = saved.operands
+  params, weights, _, kernel, _, restart, reset, _ = saved.operands
   sums = (
       params,
       weights,
@@ -133,15 +133,7 @@ def backward(
       scan_steps.scan_chunks(
           adjoint.chunk,
           (d_carry, jax.tree.map(_zero_sum, sums)),
-          (
-              x,
-              reset,
-              mask,
-              saved.carries if saved.start is None else saved.start,
-              saved.h_gates,
-              d_outputs,
-              jnp.arange(x.shape[0]),
-          ),
+          _steps(saved, d_outputs),
           plan.adjoint_chunk,
           not plan.call.reverse,
       )
@@ -188,29 +180,12 @@ class _Adjoint:
 
   def chunk(self, state, xs):
     """Adds a chunk to the sums of gradients; `scan_chunks` has its form."""
-    plan, saved = self._plan, self._saved
-    params, weights, _, _, carry, restart, _, _ = saved.operands
     d_carry, sums = state
-    x, reset, mask, carries_in_chunk, h_gates, d_outputs, index = xs
-    start = carries_in_chunk
-    if saved.start is None:
-      before = scan_steps.previous(
-          saved.carries, carries_in_chunk, carry, index, plan.call.reverse
-      )
-      start = scan_steps.select(reset, restart, before)
-    x_gates, pull_projection = jax.vjp(
-        functools.partial(scan_steps.project, plan.project, carry, mask),
-        weights,
-        x,
+    *_, d_outputs, _ = xs
+    at, pull_projection = _points(
+        self._plan, self._saved, self.kernels, xs, jax.vjp
     )
-    if plan.joint and h_gates is not None:
-      h_gates = products.split(h_gates[0], plan.cell.recurrent_gates)
-    if h_gates is None:
-      h_gates = scan_steps.multiply(
-          plan.cell, params, self.kernels, x_gates, start, stop=self._stop
-      )
-    at = scan_steps.Linearization(x_gates, h_gates, start, reset, mask)
-    run = self._run_joint if plan.joint else self._run
+    run = self._run_joint if self._plan.joint else self._run
     d_carry, d_restart, local, operand = run(d_carry, d_outputs, at)
     d_params, d_x_gates, d_h_gates = local
     d_weights, d_x = pull_projection(d_x_gates)
@@ -218,7 +193,7 @@ class _Adjoint:
     parts = (
         jax.tree.map(time_sum, d_params),
         d_weights,
-        self._d_kernels(start[0], operand, d_h_gates),
+        self._d_kernels(at.start[0], operand, d_h_gates),
         jax.tree.map(time_sum, d_restart),
     )
     add = lambda total, part: total + part.astype(total.dtype)
@@ -343,6 +318,56 @@ class _Adjoint:
     return d_first, products.outer(self.kernels[1], operand, d_h_gates[-1:])
 
 
+def _steps(saved: scan_steps.Saved, moving: Any):
+  """Returns arrays of all steps for `scan_chunks`: `moving`, and a point's."""
+  _, _, x, _, _, _, reset, mask = saved.operands
+  carries = saved.carries if saved.start is None else saved.start
+  return x, reset, mask, carries, saved.h_gates, moving, jnp.arange(x.shape[0])
+
+
+def _points(
+    plan: scan_steps.Plan,
+    saved: scan_steps.Saved,
+    kernels: tuple[Array, ...],
+    xs: Any,
+    project: Callable[..., tuple[Gates, Any]],
+) -> tuple[scan_steps.Linearization, Any]:
+  """Returns the points at which a chunk's steps are linearised.
+
+  Args:
+    plan: static arguments.
+    saved: arrays saved by the unroll.
+    kernels: the packed recurrent kernels.
+    xs: the chunk's part of `_steps`.
+    project: differentiates the projection: takes a function and its arguments,
+      the weights and x.
+
+  Returns:
+    The points, and the second result of `project`.
+  """
+  params, weights, _, _, carry, restart, _, _ = saved.operands
+  x, reset, mask, start, h_gates, _, index = xs
+  if saved.start is None:
+    before = scan_steps.previous(
+        saved.carries, start, carry, index, plan.call.reverse
+    )
+    start = scan_steps.select(reset, restart, before)
+  x_gates, derivative = project(
+      functools.partial(scan_steps.project, plan.project, carry, mask),
+      weights,
+      x,
+  )
+  if h_gates is None:
+    stop = plan.call.stop_recurrent_gradient
+    h_gates = scan_steps.multiply(
+        plan.cell, params, kernels, x_gates, start, stop=stop
+    )
+  elif plan.joint:
+    h_gates = products.split(h_gates[0], plan.cell.recurrent_gates)
+  at = scan_steps.Linearization(x_gates, h_gates, start, reset, mask)
+  return at, derivative
+
+
 def _zeros(tree):
   return jax.tree.map(jnp.zeros_like, tree)
 
@@ -379,7 +404,7 @@ def forward(
     [T, B, F].
   """
   scan_steps.refuse_clip(plan.call.recurrent_gradient_clip)
-  params, weights, x, kernel, carry, restart, reset, mask = saved.operands
+  params, _, _, kernel, carry, restart, _, _ = saved.operands
   d_params, d_weights, d_x, d_kernel, d_carry, d_restart, _, _ = tangents
   cell, reverse = plan.cell, plan.call.reverse
   stop = plan.call.stop_recurrent_gradient
@@ -419,24 +444,10 @@ def forward(
     return d_carry, d_carry[: plan.call.outputs]
 
   def chunk(d_carry, xs):
-    x, reset, mask, in_chunk, h_gates, d_x, index = xs
-    start = in_chunk
-    if saved.start is None:
-      before = scan_steps.previous(
-          saved.carries, in_chunk, carry, index, reverse
-      )
-      start = scan_steps.select(reset, restart, before)
-    x_gates, d_x_gates = autodiff.pushforward(
-        functools.partial(scan_steps.project, plan.project, carry, mask),
-        (weights, x),
-        (d_weights, d_x),
-    )
-    if plan.joint and h_gates is not None:
-      h_gates = products.split(h_gates[0], cell.recurrent_gates)
-    if h_gates is None:
-      h_gates = scan_steps.multiply(
-          cell, params, kernels, x_gates, start, stop=stop
-      )
+    *_, d_x, _ = xs
+    push = lambda f, *at: autodiff.pushforward(f, at, (d_weights, d_x))
+    at, d_x_gates = _points(plan, saved, kernels, xs, push)
+    x_gates, h_gates, start, reset, mask = at
     # dR times its operand, one tuple for each stage.
     d_given: list[tuple[Any, ...]] = [(None,) * len(h_gates)]
     if staged is not None:
@@ -453,7 +464,7 @@ def forward(
         body,
         d_carry,
         (start, x_gates, h_gates, d_x_gates, d_given, reset, mask),
-        scan_steps.Linearization(x_gates, h_gates, start, reset, mask),
+        at,
         reverse=reverse,
     )
 
@@ -461,15 +472,7 @@ def forward(
   return scan_steps.scan_chunks(
       chunk,
       d_carry,
-      (
-          x,
-          reset,
-          mask,
-          saved.carries if saved.start is None else saved.start,
-          saved.h_gates,
-          d_x,
-          jnp.arange(x.shape[0]),
-      ),
+      _steps(saved, d_x),
       plan.chunk,
       reverse,
   )

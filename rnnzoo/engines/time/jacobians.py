@@ -166,17 +166,12 @@ class _Step:
       rows: [n, G + S], or [n, G + S, F].
       last: the last gate's tangents instead, [n, T, B, F].
     """
-    params, x_gates = self._given
 
     def push(row, last):
-      d_gates, d_carry = self._tangents(row, self.h_gates)
+      d_gates, d_carry = self._tangents(row)
       if last is not None:
         d_gates = (*d_gates[:-1], last)
-      _, d_new = autodiff.pushforward(
-          self.cell.update,
-          (params, x_gates, self.h_gates, self.start),
-          (None, None, d_gates, d_carry),
-      )
+      d_new = self._push(self.cell.update, self.h_gates, d_gates, d_carry)
       return tuple(
           d.astype(x.dtype) for d, x in zip(d_new, self.start, strict=True)
       )
@@ -189,16 +184,11 @@ class _Step:
     Args:
       rows: rows of gates, as `new` takes them; the last gate's has no effect.
     """
-    params, x_gates = self._given
 
     def push(row):
-      d_gates, d_carry = self._tangents(row, self.h_gates)
-      _, d_operand = autodiff.pushforward(
-          self.cell.operand,
-          (params, x_gates, self.h_gates[:-1], self.start),
-          (None, None, d_gates[:-1], d_carry),
-      )
-      return d_operand
+      d_gates, d_carry = self._tangents(row)
+      first = self.h_gates[:-1]
+      return self._push(self.cell.operand, first, d_gates[:-1], d_carry)
 
     return jax.vmap(push)(rows)
 
@@ -208,11 +198,16 @@ class _Step:
     rows = jnp.eye(count, dtype=self.start[0].dtype)
     return devices.like(rows, self.start[0])
 
-  def _tangents(self, row, h_gates):
-    shape = self.start[0].shape
-    moves = [jnp.broadcast_to(x, shape) for x in row]
-    gates = len(h_gates)
+  def _tangents(self, row):
+    moves = [jnp.broadcast_to(x, self.start[0].shape) for x in row]
+    gates = len(self.h_gates)
     return tuple(moves[:gates]), tuple(moves[gates:])
+
+  def _push(self, equations, h_gates, d_gates, d_carry):
+    at = (*self._given, h_gates, self.start)
+    return autodiff.pushforward(equations, at, (None, None, d_gates, d_carry))[
+        1
+    ]
 
 
 def _pointwise(at: _Step, factors: list[Array]) -> maps_lib.Pointwise:
@@ -273,34 +268,3 @@ def _matrices(packed: Array) -> list[Array]:
   """Returns R_g for every gate, [N, to, from]."""
   gates = packed.shape[2] // packed.shape[1]
   return list(jnp.swapaxes(products.unpack(packed, gates), -1, -2))
-
-
-def of_window(
-    cell: cell_lib.Cell,
-    params: cell_lib.Params,
-    kernels: tuple[Array, ...],
-    x_gates: Gates,
-    before: Carry,
-    restart: Carry,
-    reset: Array | None,
-    mask: Array | None,
-    *,
-    exact: bool,
-) -> maps_lib.Maps:
-  """Returns the derivatives of steps that may restart or hold their carry.
-
-  Args:
-    cell: the equations.
-    params: the cell's own parameters.
-    kernels: packed recurrent kernels, as in `of_steps`.
-    x_gates: input gates, each [T, B, F].
-    before: the carries before the steps and before any restart, [T, B, F].
-    restart: the carry after a restart, [B, F].
-    reset: bool [T, B] or None.
-    mask: bool [T, B] or None.
-    exact: whether the derivatives are exact, as in `of_steps`.
-  """
-  start = scan_steps.select(reset, restart, before)
-  h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)
-  maps = of_steps(cell, params, kernels, x_gates, h_gates, start, exact=exact)
-  return held(maps, reset, mask)

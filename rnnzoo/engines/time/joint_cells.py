@@ -21,17 +21,15 @@ WEIGHTS = 'recurrent_weights'
 
 
 @dataclasses.dataclass(frozen=True)
-class Tangent(cell_lib.Cell):
-  """A cell of one array; carry (h, slope), slope' = dh'/dh slope.
+class _Made(cell_lib.Cell):
+  """A cell with the gates of another one.
 
   Attributes:
     cell: the equations of h.
   """
 
   cell: cell_lib.Cell
-  carry_names = ('h', 'slope')
 
-  # The numbers are the cell's own.
   @property
   def input_gates(self) -> int:  # type: ignore[override]
     return self.cell.input_gates
@@ -39,6 +37,13 @@ class Tangent(cell_lib.Cell):
   @property
   def recurrent_gates(self) -> int:  # type: ignore[override]
     return self.cell.recurrent_gates
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent(_Made):
+  """A cell of one array; carry (h, slope), slope' = dh'/dh slope."""
+
+  carry_names = ('h', 'slope')
 
   def update(self, params, x_gates, h_gates, carry):
     del h_gates  # They are made of h here, to be differentiated.
@@ -54,23 +59,13 @@ class Tangent(cell_lib.Cell):
 
 
 @dataclasses.dataclass(frozen=True)
-class Clipped(cell_lib.Cell):
+class Clipped(_Made):
   """h' = clip(a h + b, low, high) of all steps so far; carry (a, b, low, high).
 
-  Attributes:
-    cell: the equations; its guess is one recurrence of that form.
+  The guess of the cell that it is made of is one recurrence of that form.
   """
 
-  cell: cell_lib.Cell
   carry_names = ('a', 'b', 'low', 'high')
-
-  @property
-  def input_gates(self) -> int:  # type: ignore[override]
-    return self.cell.input_gates
-
-  @property
-  def recurrent_gates(self) -> int:  # type: ignore[override]
-    return self.cell.recurrent_gates
 
   def update(self, params, x_gates, h_gates, carry):
     del h_gates

@@ -1,7 +1,19 @@
 """A linear cell over time that is sharded over devices.
 
 Each device projects its own steps and runs them by the path that it would take
-alone, from the h that `devices.py` finds.
+alone, from the h before its part. `devices.py` finds that h, given the map of
+each part, h -> A h + b.
+
+A kernel reads and writes less if it runs its steps from that h. b is the last h
+of a run from h = 0. If the |a| of the last steps have so small a product that
+it takes every finite h to zero, a run of these steps alone ends with that b,
+and nothing else is needed. Else all of the part is read twice.
+
+An infinity or NaN decays in no number of steps, and may be before the last
+steps. A device sees that in its own last h, and all devices run again, by the
+maps of all steps. XLA takes branches on the host, which waits for the device
+then. The adjoint is the kernels' own: a, b and h keep their dtype, and each is
+read or written once.
 """
 
 import functools
@@ -22,14 +34,11 @@ from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import devices as time_devices
 from rnnzoo.engines.time import maps
 
-# Linear recurrences by GPU kernels, with time over devices.
-#
-# `devices.py` finds the h that a device's part begins with. The kernels then
-# run as they do where time is whole, with their own adjoint: a, b and h keep
-# their dtype, and each is read or written once.
-
-
 Array = jax.Array
+Carry = cell_lib.Carry
+
+# Last steps of a part that its map is found from, unless more of them matter.
+FEW = 4096
 
 
 def linear_scan(
@@ -112,32 +121,77 @@ _run.defvjp(_forward, _backward)
 
 
 def _on_devices(run_from, end, steps, h0, reverse, over):
-  """`time_devices.run`, given the steps' (a, reset)."""
+  """Runs this device's part of the steps.
+
+  Args:
+    run_from: runs all steps: takes h before the first, [B, F], and returns its
+      results, and h after the last, [B, F].
+    end: runs the steps from start to stop from h = 0, and returns the last h.
+    steps: the steps' (a, reset).
+    h0: [B, F], h before the first of all steps, equal on all devices.
+    reverse: whether the recurrence runs from the last step to the first.
+    over: the mesh axes that time is over.
+
+  Returns:
+    The results, and h before the first step of this device's part.
+  """
+  time = steps[0].shape[1]
 
   def factors(start, stop):
     a, reset = _steps(steps, start, stop)
     a = a.astype(h0.dtype)
     return a if reset is None else jnp.where(reset[..., None], 0, a)
 
-  time = steps[0].shape[1]
+  def find() -> Array:
+    """Returns h before this part, by the maps of all steps."""
+    own = _product(factors(0, time)), (run_from(jnp.zeros_like(h0))[1],)
+    return time_devices.enter(maps.compose, own, (h0,), reverse, over)[0]
 
-  def compose(first, second):
-    (a, b), (c, d) = first, second
-    a, (b,) = maps.compose((a, (b,)), (c, (d,)))
-    return a, b
+  def attempt(before: Array):
+    results, last = run_from(before)
+    return results, before, last
 
-  return time_devices.run(
-      run_from, end, factors, compose, h0, time, reverse, over
+  if time <= FEW:
+    return attempt(find())[:2]
+  few = (0, FEW) if reverse else (time - FEW, time)
+  ends, place = time_devices.gather(end(*few), over), lax.axis_index(over)
+  behind = lax.dynamic_index_in_dim(
+      ends, (place + 1 if reverse else place - 1) % len(ends), keepdims=False
   )
+  behind = jnp.where(time_devices.is_first(reverse, over), h0, behind)
+  bits = jnp.sum(jnp.log2(jnp.abs(factors(*few))), 1)
+  is_long = time_devices.somewhere(~(bits < -_bits(h0.dtype)), over)
+  *found, last = attempt(lax.cond(is_long, find, lambda: behind))
+  is_lost = time_devices.somewhere(~jnp.isfinite(last), over)
+  # A loop, and no branch: XLA need not copy its results.
+  _, *found = lax.while_loop(
+      lambda state: state[0],
+      lambda state: (state[0] & False, *attempt(find())[:2]),
+      (is_lost & ~is_long, *found),
+  )
+  return tuple(found)
+
+
+def _product(a: Array) -> Array:
+  """Returns the product of [B, T, F] over T; only a factor of 0 makes it 0."""
+  product = jnp.prod(a, 1)
+  tiny = jnp.copysign(jnp.finfo(a.dtype).tiny, product)
+  return jnp.where(
+      jnp.any(a == 0, 1), 0, jnp.where(product == 0, tiny, product)
+  )
+
+
+def _bits(dtype) -> float:
+  """Returns n: the product of any finite number and 2^-n is zero, or tiny."""
+  info = jnp.finfo(dtype)
+  # A little more, for the rounding of a sum of logarithms.
+  return 1.05 * float(info.maxexp - info.minexp + info.nmant)
 
 
 def _steps(arrays, start: int, stop: int):
   """Returns some steps of arrays, [B, T, ...], or None."""
   cut = lambda x: lax.slice_in_dim(x, start, stop, axis=1)
   return [None if x is None else cut(x) for x in arrays]
-
-
-Carry = cell_lib.Carry
 
 
 def run(
@@ -192,14 +246,6 @@ def run(
   return last, tuple(map(swap, h[: call.outputs]))
 
 
-def _scan(*arguments, **options):
-  return _by(maps.step_scan, *arguments, **options)
-
-
-def _associative_scan(*arguments, **options):
-  return _by(maps.compose_scan, *arguments, **options)
-
-
 def _pallas(cell, projection, reverse, over, operands, options=None):
   del options  # For other recurrences.
   # If the caller's arrays are batch-major, XLA removes these transposes.
@@ -219,3 +265,7 @@ def _pallas(cell, projection, reverse, over, operands, options=None):
 def _by(solve, cell, projection, reverse, over, operands, options=None):
   del options  # For other recurrences.
   return maps.unroll(cell, projection, operands, reverse, solve, over)
+
+
+_scan = functools.partial(_by, maps.step_scan)
+_associative_scan = functools.partial(_by, maps.compose_scan)

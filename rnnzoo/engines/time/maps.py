@@ -329,7 +329,7 @@ def _tangent(static, residuals, tangents):
   )
   forcing = zeros(d_b, h)
   if any(x is not None for x in jax.tree.leaves(d_a)):
-    earlier = _earlier(h, before, reverse)
+    earlier = scan_steps.shifted(before, h, reverse)
     moved = linear_maps.times(zeros(d_a, a), earlier)
     forcing = linear_maps.add(forcing, moved)
   if over or any(x is not None for x in jax.tree.leaves(d_h0)):
@@ -352,8 +352,8 @@ def _adjoint(static, residuals, g):
   if over:
     is_first = time_devices.is_first(reverse, over)
     first = linear_maps.where(~is_first, 0, first)
-  adjoint = linear_maps.add(g, _earlier(mu, after, not reverse))
-  d_a = linear_maps.outer(a, adjoint, _earlier(h, before, reverse))
+  adjoint = linear_maps.add(g, scan_steps.shifted(after, mu, not reverse))
+  d_a = linear_maps.outer(a, adjoint, scan_steps.shifted(before, h, reverse))
   return jax.tree.map(_summed, d_a, a), adjoint, first
 
 
@@ -362,15 +362,6 @@ def _summed(d: Array, like: Array) -> Array:
   sizes = zip(d.shape, like.shape, strict=True)
   axes = [i for i, (m, n) in enumerate(sizes) if m != n == 1]
   return jnp.sum(d, axes, keepdims=True) if axes else d
-
-
-def _earlier(x: Vector, first: Vector, reverse: bool) -> Vector:
-  """Moves x by one step, later in the recurrence's order, behind `first`."""
-  if reverse:
-    return jax.tree.map(
-        lambda x, y: jnp.concatenate([x[1:], y[None]]), x, first
-    )
-  return jax.tree.map(lambda x, y: jnp.concatenate([y[None], x[:-1]]), x, first)
 
 
 _linear_scan = autodiff.differentiable(_forward, _tangent, _adjoint)

@@ -141,15 +141,6 @@ class Problem:
       return run((), steps)[1]
     return scan_steps.scan_chunks(run, (), steps, self.at_once, False)[1]
 
-  def in_turn(self, init: Carry) -> tuple[Carry, tuple[Carry, Any]]:
-    """Runs the steps one by one; returns the last carry, all, and results."""
-
-    def body(carry, xs):
-      carry, y = self.body(carry, xs)
-      return carry, (carry, y)
-
-    return lax.scan(body, init, self.xs, reverse=self.reverse)
-
   def parts(self, init: Carry) -> time_parts.Parts:
     """Returns parts of time, to be run side by side."""
     return time_parts.Parts(self.body, init, self.xs, self.reverse)
@@ -198,9 +189,6 @@ def solve(
   """
   eps = newton_errors.rounding(init)
   parts = problem.parts(init)
-
-  def residual_of(new, ends):
-    return _residual_of_joints(problem, parts, new, ends)
 
   def right(state):
     error = state.residual / eps * state.sensitivity
@@ -265,19 +253,20 @@ def solve(
         errors=found,
         iterations=state.iterations + 1,
         runs=state.runs + runs,
-        residual=residual_of(new, ends),
+        residual=_residual_of_joints(problem, parts, new, ends),
         earlier=state.residual,
         sensitivity=sensitivity,
     )
 
   new = parts.carries(guess)
-  residual = residual_of(new, guess)
+  residual = _residual_of_joints(problem, parts, new, guess)
   start = _State(
       ends=guess,
       new=new,
       errors=() if init_errors is None else jax.tree.map(jnp.zeros_like, new),
-      iterations=_as(residual, 0, jnp.int32),
-      runs=_as(residual, 1, jnp.int32),
+      # They vary over the devices that the residual varies over.
+      iterations=jnp.full_like(residual, 0, dtype=jnp.int32),
+      runs=jnp.full_like(residual, 1, dtype=jnp.int32),
       residual=residual,
       earlier=jnp.full_like(residual, jnp.inf),
       sensitivity=jnp.zeros_like(residual),
@@ -335,7 +324,7 @@ def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
   )
   if problem.exact:
     first = -1 if problem.reverse else 0
-    one = slice(first, None) if problem.reverse else slice(0, 1)
+    one = slice(-1, None) if problem.reverse else slice(0, 1)
     at_first = jax.tree.map(lambda a: a[one], maps)
     moved = maps_lib.apply(at_first, tuple(e[None] for e in init_errors))
     return tuple(
@@ -376,8 +365,3 @@ def _residual_of_joints(
 def _residual(problem: Problem, new: Carry, s: Carry) -> Array:
   difference = tuple(map(jnp.subtract, new, s))
   return newton_errors.largest(difference, problem.scales(new))
-
-
-def _as(like: Array, value, dtype) -> Array:
-  """Returns a number that varies over the devices that `like` varies over."""
-  return jnp.full_like(like, value, dtype=dtype)

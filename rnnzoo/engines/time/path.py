@@ -127,20 +127,18 @@ def _unroll_with_report(
     x, reset, mask = xs
     init, errors, report = state
     x_gates = scan_steps.project(steps.project, init, mask, weights, x)
+
+    def maps(before):
+      start = scan_steps.select(reset, restart, before)
+      h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)
+      given = cell, params, kernels, x_gates, h_gates, start
+      found = jacobians.of_steps(*given, exact=plan.exact)
+      return jacobians.held(found, reset, mask)
+
     problem = newton.Problem(
         body=body,
         xs=(x_gates, reset, mask),
-        maps=lambda before: jacobians.of_window(
-            cell,
-            params,
-            kernels,
-            x_gates,
-            before,
-            restart,
-            reset,
-            mask,
-            exact=plan.exact,
-        ),
+        maps=maps,
         exact=plan.exact,
         reverse=reverse,
         heads=_heads(kernel, init),
