@@ -338,11 +338,11 @@ class SeveralProcessesTest(ProcessesTestCase):
       self.assertRegex(errors.splitlines()[-1], f'^train.py: .*{message}')
 
   def test_the_same_directory_for_two_runs(self):
-    self.workdir.mkdir()
-    (self.workdir / 'seed_0').mkdir()  # Without a config.
+    (self.workdir / 'seed_0').mkdir(parents=True)
+    (self.workdir / 'seed_0' / 'result.json').write_text('{}')
     for code, _, errors in self.run_two():
       self.assertEqual(code, 2, msg=errors)
-      self.assertRegex(errors.splitlines()[-1], 'holds seeds but no run.json')
+      self.assertRegex(errors.splitlines()[-1], 'result.json, but no run.json')
 
 
 @pytest.mark.slow
