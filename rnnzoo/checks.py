@@ -301,8 +301,7 @@ def array(given: Any, label: str) -> Array:
     fits = False
   except (TypeError, ValueError) as error:
     raise ValueError(
-        f'{label} must be an array, got {settings.a(type(given))}:'
-        f' {given!r:.80}.'
+        f'{label} must be an array, got {settings.a(type(given))}.'
     ) from error
   if not fits:
     raise ValueError(

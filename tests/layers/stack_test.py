@@ -528,7 +528,7 @@ class SequenceModelTest(parameterized.TestCase):
     (first, answers), want = run(given)
     close(answers, want)
     close(first, answers[:, 0])
-    with self.assertRaisesRegex(ValueError, 'takes the carry first and'):
+    with self.assertRaisesRegex(ValueError, 'must be .* got'):
       model.step(given[:, 0], model.initial_carry((BATCH,)))
     with self.assertRaises(ValueError):
       model.step(model.initial_carry(()), given[:, 0])
