@@ -57,7 +57,6 @@ def get_config() -> ml_collections.ConfigDict:
 
   config.optimizer.name = 'sgd'
   config.optimizer.b1 = 0.0
-  config.optimizer.b2 = 0.999
   config.optimizer.learning_rate = 30.0
   config.optimizer.weight_decay = 1.2e-6
   config.optimizer.weight_decay_exclude = ''

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import rnnzoo
 from rnnzoo import models
@@ -76,6 +77,7 @@ class TextStreamTest(parameterized.TestCase):
       read = [b['tokens'][0, : int(b['length'][0])] for b in batches]
       np.testing.assert_array_equal(np.concatenate(read), np.arange(48))
 
+  @pytest.mark.slow
   def test_a_learned_carry_is_trained_where_streams_begin(self):
     self.config.model.options.GRU.learn_initial_carry = True
     task = text_stream.TextStream(self.config)
@@ -178,6 +180,7 @@ class TextStreamTest(parameterized.TestCase):
     for tree in (run.state.tested[0], run.best[0]):
       jax.tree.map(near, tree, want)
 
+  @pytest.mark.slow
   def test_a_run_learns_samples_and_is_loaded(self):
     self.config.optimizer.average_patience = 1
     self.config.data.sample_length = 5
