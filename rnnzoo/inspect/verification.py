@@ -105,6 +105,11 @@ def verify(
         ' is one pass, and there is nothing to iterate. A layer whose gates see'
         ' the memory, such as an rnnzoo.GRU, would work.'
     )
+  if not isinstance(implementation, selection.AssociativeScan):
+    raise ValueError(
+        'implementation must be an rnnzoo.AssociativeScan, got'
+        f' {implementation!r}.'
+    )
   settings.boolean(reverse, 'reverse')
   checks.inputs(
       x, '[..., time, in_features]', layer.in_features, type(layer).__name__
