@@ -46,6 +46,13 @@ class Operands(NamedTuple):
   reset: Array | None
   mask: Array | None
 
+  def swapped(self) -> 'Operands':
+    """Returns operands with batch and time of x and the flags swapped."""
+    x, reset, mask = jax.tree.map(
+        lambda a: jnp.swapaxes(a, 0, 1), (self.x, self.reset, self.mask)
+    )
+    return self._replace(x=x, reset=reset, mask=mask)
+
 
 class KernelInputs(NamedTuple):
   """A projection as `pallas_kernels.recurrence` takes it.

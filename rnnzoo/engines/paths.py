@@ -254,9 +254,7 @@ def associative_scan(
   operands = with_carries(cell, projection, operands, operands.x.shape[1])
   if isinstance(cell, cell_lib.LinearCell):
     return _linear(maps.compose_scan, cell, projection, call, operands)
-  plan = newton_plan.make_plan(
-      cell, projection, operands, call, **dataclasses.asdict(options)
-  )
+  plan = newton_plan.make_plan(cell, projection, operands, call, options)
   carry, carries = newton_path.unroll(plan, operands)
   return carry, _swap(carries, call)
 
@@ -364,11 +362,9 @@ def _swap(tree, call: Call):
   """
   if call.time_major:
     return tree
-  swap = lambda a: jnp.swapaxes(a, 0, 1)
-  if not isinstance(tree, call_lib.Operands):
-    return jax.tree.map(swap, tree)
-  x, reset, mask = jax.tree.map(swap, (tree.x, tree.reset, tree.mask))
-  return tree._replace(x=x, reset=reset, mask=mask)
+  if isinstance(tree, call_lib.Operands):
+    return tree.swapped()
+  return jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), tree)
 
 
 def with_carries(cell, projection, operands: Operands, batch: int) -> Operands:

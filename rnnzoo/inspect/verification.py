@@ -132,7 +132,7 @@ def verify(
       call_lib.Dense(),
       operands,
       call_lib.Call(reverse=reverse),
-      **dataclasses.asdict(implementation),
+      implementation,
   )
   return _verify(plan, operands)
 
@@ -152,7 +152,7 @@ def _verify(plan, operands) -> Verification:
   difference = functools.partial(jax.jit(_difference), wanted, scales)
   _, found, report = run(operands)
   least = None
-  for count in range(plan.max_iterations + 1):
+  for count in range(plan.settings.max_iterations + 1):
     _, found_so_far, bare = run(operands, jnp.int32(count))
     if difference(found_so_far) <= 1e-4:
       least = count

@@ -76,9 +76,8 @@ class Case:
 
   def plan(self, cell, operands):
     call = call_lib.Call(reverse=self.reverse)
-    settings = dataclasses.asdict(self.path)
     return newton_plan.make_plan(
-        cell, call_lib.Dense(), operands, call, **settings
+        cell, call_lib.Dense(), operands, call, self.path
     )
 
 

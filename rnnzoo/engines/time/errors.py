@@ -179,8 +179,7 @@ def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
 def _with_step_before(x: Array, begins: Array | None, reverse: bool) -> Array:
   """Returns the larger of each step's number and the number before it."""
   zero = jnp.zeros_like(x[:1])
-  order = (x[1:], zero) if reverse else (zero, x[:-1])
-  before = jnp.concatenate(order)
+  before = jnp.concatenate((x[1:], zero) if reverse else (zero, x[:-1]))
   if begins is not None:
     before = jnp.where(begins, 0, before)
   return jnp.maximum(x, before)

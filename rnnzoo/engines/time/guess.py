@@ -28,6 +28,7 @@ from rnnzoo import cell as cell_lib
 from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import errors as newton_errors
 from rnnzoo.engines.time import jacobians
+from rnnzoo.engines.time import joint_cells
 from rnnzoo.engines.time import maps as maps_lib
 from rnnzoo.engines.time import newton
 from rnnzoo.engines.time import parts as time_parts
@@ -144,15 +145,11 @@ def _by_parts(
     return *run(ends), earlier, runs + 1
 
   ends, change = run(guess)
+  earlier, runs = jnp.full_like(change, jnp.inf), jnp.ones_like(
+      change, jnp.int32
+  )
   ends, _, _, runs = lax.while_loop(
-      unfinished,
-      again,
-      (
-          ends,
-          change,
-          jnp.full_like(change, jnp.inf),
-          jnp.ones_like(change, jnp.int32),
-      ),
+      unfinished, again, (ends, change, earlier, runs)
   )
   ends = tuple(
       jnp.where(jnp.isfinite(new), new, old)
@@ -198,41 +195,21 @@ class _Solve:
           scan_steps.where(mask, x, y) for x, y in zip(maps, still, strict=True)
       )
     if reset is not None:
-      at_once = (0, _apply(maps, restart), -jnp.inf, jnp.inf)
+      at_once = (0, joint_cells.apply(maps, restart), -jnp.inf, jnp.inf)
       maps = tuple(
           scan_steps.where(~reset, x, y)
           for x, y in zip(maps, at_once, strict=True)
       )
     first = -1 if reverse else 0
-    begun = _apply(tuple(x[first] for x in maps), init)
+    begun = joint_cells.apply(tuple(x[first] for x in maps), init)
     a, b, low, high = maps
     maps = a.at[first].set(0), b.at[first].set(begun), low, high
     # The first step forgets the carry before it, so that s is b, clipped.
-    _, b, low, high = maps_lib.over_time(_compose, maps, reverse=reverse)
+    _, b, low, high = maps_lib.over_time(
+        joint_cells.compose, maps, reverse=reverse
+    )
     after = jnp.clip(b, low, high)
     (before,) = self._problem.before((init,), (after,))
     if reset is not None:
       before = scan_steps.where(~reset, before, restart)
     return before, after
-
-
-def _line(a, b, s):
-  """Returns a s + b, where a = 0 forgets an infinite s."""
-  return jnp.where(a == 0, b, a * s + b)
-
-
-def _apply(maps, s):
-  a, b, low, high = maps
-  return jnp.clip(_line(a, b, s), low, high)
-
-
-def _compose(first, second):
-  a1, b1, low1, high1 = first
-  a2, b2, low2, high2 = second
-  ends = _line(a2, b2, low1), _line(a2, b2, high1)
-  return (
-      a2 * a1,
-      _line(a2, b2, b1),
-      jnp.clip(jnp.minimum(*ends), low2, high2),
-      jnp.clip(jnp.maximum(*ends), low2, high2),
-  )

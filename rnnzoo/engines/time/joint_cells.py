@@ -73,17 +73,10 @@ class Clipped(_Made):
     if step is None:
       raise NotImplementedError(f'{self.cell} has no clipped map.')
     like = carry[0]
-    a2, b2, low2, high2 = (
+    step = tuple(
         jnp.broadcast_to(jnp.asarray(x, like.dtype), like.shape) for x in step
     )
-    a, b, low, high = carry
-    ends = _line(a2, b2, low), _line(a2, b2, high)
-    return (
-        a2 * a,
-        _line(a2, b2, b),
-        jnp.minimum(jnp.maximum(jnp.minimum(*ends), low2), high2),
-        jnp.minimum(jnp.maximum(jnp.maximum(*ends), low2), high2),
-    )
+    return compose(carry, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +89,7 @@ class Clip(cell_lib.Cell):
 
   def update(self, params, x_gates, h_gates, carry):
     del params, h_gates
-    a, b, low, high = x_gates
-    return (jnp.minimum(jnp.maximum(_line(a, b, carry[0]), low), high),)
+    return (apply(x_gates, carry[0]),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +152,29 @@ def _split(params):
   return own, params[WEIGHTS]
 
 
+def compose(first, second):
+  """Returns the clipped affine map of two, of which `first` acts first."""
+  a1, b1, low1, high1 = first
+  a2, b2, low2, high2 = second
+  ends = _line(a2, b2, low1), _line(a2, b2, high1)
+  return (
+      a2 * a1,
+      _line(a2, b2, b1),
+      _clip(jnp.minimum(*ends), low2, high2),
+      _clip(jnp.maximum(*ends), low2, high2),
+  )
+
+
+def apply(maps, h):
+  """Returns clip(a h + b, low, high) for maps (a, b, low, high)."""
+  a, b, low, high = maps
+  return _clip(_line(a, b, h), low, high)
+
+
 def _line(a, b, h):
   """Returns a h + b, where a = 0 forgets an infinite h."""
   return jnp.where(a == 0, b, a * h + b)
+
+
+def _clip(x, low, high):
+  return jnp.minimum(jnp.maximum(x, low), high)

@@ -337,14 +337,12 @@ def unroll(
   """
   swap = lambda tree: jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)
   operands = devices.alike(operands)
-  x, reset, mask = swap((operands.x, operands.reset, operands.mask))
-  batch_major = operands._replace(x=x, reset=reset, mask=mask)
+  batch_major = operands.swapped()
   problem = Problem.of(steps, batch_major)
 
   def in_windows():
     # XLA removes pairs of transposes, and keeps this one in its branch.
-    x, reset, mask = swap((batch_major.x, batch_major.reset, batch_major.mask))
-    _, carries = otherwise(operands._replace(x=x, reset=reset, mask=mask))
+    _, carries = otherwise(batch_major.swapped())
     return swap(carries)
 
   carries, report = _solve(problem, in_windows)

@@ -218,13 +218,10 @@ def run(
     after this device's steps, each [B, T, F], or [T, B, F] if time-major.
   """
   shape = operands.x.shape
-  swap = lambda x: x if call.time_major else jnp.swapaxes(x, 0, 1)
-  x, reset, mask = jax.tree.map(
-      swap, (operands.x, operands.reset, operands.mask)
-  )
-  if reset is not None and call.reverse:
-    reset = time_devices.boundary(reset, 0, over)
-  operands = operands._replace(x=x, reset=reset, mask=mask)
+  operands = operands if call.time_major else operands.swapped()
+  if operands.reset is not None and call.reverse:
+    reset = time_devices.boundary(operands.reset, 0, over)
+    operands = operands._replace(reset=reset)
   if call.starts and cell.reads_starts:
     reset = scan_steps.with_start(
         devices.alike(operands),
@@ -243,7 +240,10 @@ def run(
   h = choice(operands, shape)
   last = jax.tree.map(lambda x: x[0 if call.reverse else -1], h)
   last = tuple(time_devices.last_carry(x, call.reverse, over) for x in last)
-  return last, tuple(map(swap, h[: call.outputs]))
+  h = h[: call.outputs]
+  if not call.time_major:
+    h = tuple(jnp.swapaxes(x, 0, 1) for x in h)
+  return last, h
 
 
 def _pallas(cell, projection, reverse, over, operands, options=None):

@@ -97,7 +97,7 @@ def unroll_with_report(
 def _unroll_with_report(
     plan: Plan, operands: Operands, iterations: Array | None
 ) -> tuple[Carry, Carry, Report]:
-  bare = iterations is not None
+  settings, bare = plan.settings, iterations is not None
   params, weights, x, kernel, carry, restart, reset, mask = operands
   steps = plan.steps
   cell, reverse = steps.cell, steps.call.reverse
@@ -106,7 +106,7 @@ def _unroll_with_report(
   wide = None if kernel is None else kernel.astype(dtype)
   kernels = scan_steps.pack(cell, wide)
 
-  bound = max(plan.tolerance, accepted_sensitivity(dtype))
+  bound = max(settings.tolerance, accepted_sensitivity(dtype))
   if bare:
     bound = jnp.inf
 
@@ -154,23 +154,19 @@ def _unroll_with_report(
         init,
         errors,
         guess,
-        max_iterations=plan.max_iterations
+        max_iterations=settings.max_iterations
         if iterations is None
         else iterations,
         most_sensitive=bound,
-        tolerance=plan.tolerance,
+        tolerance=settings.tolerance,
     )
     if bare:
       is_trajectory = jnp.ones_like(is_trajectory)
 
-    def parallel():
-      return problem.after(before)[1], after_errors, found.sensitivity
-
-    def in_turn():
-      return _in_turn(problem, init, errors)
-
     carries, errors, sensitivity = lax.cond(
-        time_parts.for_all_mapped(is_trajectory), parallel, in_turn
+        time_parts.for_all_mapped(is_trajectory),
+        lambda: (problem.after(before)[1], after_errors, found.sensitivity),
+        lambda: _in_turn(problem, init, errors),
     )
     report = _with_window(report, found, sensitivity)
     count = report.in_turn + guess_in_turn
@@ -178,7 +174,10 @@ def _unroll_with_report(
     report = report._replace(in_turn=count)
     return (problem.last(carries), errors, report), carries
 
-  report = _no_report(devices.like(jnp.zeros((), dtype), x))
+  zero = devices.like(jnp.zeros((), dtype), x)
+  count = jnp.zeros_like(zero, dtype=jnp.int32)
+  fell_back = jnp.zeros_like(zero, dtype=bool)
+  report = Report(count, zero, zero, fell_back, in_turn=count)
 
   def unless_hopeless(state, xs):
     """Once rounding errors have grown too much, windows need not be solved."""
@@ -210,17 +209,6 @@ def _unroll_with_report(
       in_turn=report.in_turn + jnp.where(hopeful, 0, operands.x.shape[0]),
   )
   return final, carries, report
-
-
-def _no_report(zero: Array) -> Report:
-  """Returns the report before the first window."""
-  return Report(
-      iterations=jnp.zeros_like(zero, dtype=jnp.int32),
-      residual=zero,
-      sensitivity=zero,
-      fell_back=jnp.zeros_like(zero, dtype=bool),
-      in_turn=jnp.zeros_like(zero, dtype=jnp.int32),
-  )
 
 
 def _with_window(report: Report, found: Report, sensitivity: Array) -> Report:

@@ -6,6 +6,7 @@ from jax import export
 
 from rnnzoo import cell as cell_lib
 from rnnzoo.engines import call as call_lib
+from rnnzoo.engines import selection
 from rnnzoo.engines.scan import steps as scan_steps
 
 # Bytes of the derivatives of a window, and of the arrays that compose them.
@@ -26,37 +27,24 @@ class Plan:
   Attributes:
     steps: plan of path 1, whose chunks are the windows.
     exact: whether derivatives are exact; a diagonal quasi-Newton's otherwise.
-    jacobian: kind of derivatives asked for, as in `make_plan`.
-    window: steps in parallel that were asked for, as in `make_plan`.
-    max_iterations: most iterations of a window.
-    tolerance: an error in the carry's scale that is small enough; 0 goes on to
-      rounding.
+    settings: the settings that were asked for.
   """
 
   steps: scan_steps.Plan
   exact: bool
-  jacobian: str | None
-  window: int | None
-  max_iterations: int
-  tolerance: float
+  settings: selection.AssociativeScan
 
   @property
   def joints(self) -> bool:
     """Whether a GPU may solve for the joints of parts of time instead."""
     # Settings of derivatives and windows ask for those.
-    return self.jacobian is None and self.window is None
+    return self.settings.jacobian is None and self.settings.window is None
 
   def again(self, operands: call_lib.Operands) -> 'Plan':
     """Returns the plan for other operands, with these settings."""
+    steps = self.steps
     return make_plan(
-        self.steps.cell,
-        self.steps.project,
-        operands,
-        self.steps.call,
-        jacobian=self.jacobian,
-        window=self.window,
-        max_iterations=self.max_iterations,
-        tolerance=self.tolerance,
+        steps.cell, steps.project, operands, steps.call, self.settings
     )
 
 
@@ -65,11 +53,7 @@ def make_plan(
     project: call_lib.Projection,
     operands: call_lib.Operands,
     call: call_lib.Call,
-    *,
-    jacobian: str | None,
-    window: int | None,
-    max_iterations: int,
-    tolerance: float,
+    settings: selection.AssociativeScan,
 ) -> Plan:
   """Chooses derivatives and the length of windows by the memory they need.
 
@@ -78,10 +62,7 @@ def make_plan(
     project: makes the input gates, as in `scan_steps.Plan`.
     operands: time-major arrays, with a carry.
     call: static options.
-    jacobian: 'exact', 'diagonal', or None for the first that fits.
-    window: steps in parallel; None for as many as fit.
-    max_iterations: most iterations of a window.
-    tolerance: an error that is small enough, as in `Plan`.
+    settings: says which derivatives, and how many steps in parallel.
 
   Raises:
     NotImplementedError: the number of steps is not known, or the derivatives of
@@ -101,6 +82,7 @@ def make_plan(
   kernel = operands.recurrent_kernel
   size = 1 if kernel is None else kernel.shape[-1]
   numbers = _COPIES * itemsize * max(batch, 1) * features * count**2
+  jacobian, window = settings.jacobian, settings.window
   least = min(time, window or _FEWEST_STEPS)
   fits = numbers * size * least <= BYTES
   if jacobian == 'exact' and not fits:
@@ -125,8 +107,5 @@ def make_plan(
           save_gates=False,
       ),
       exact=exact,
-      jacobian=jacobian,
-      window=window,
-      max_iterations=max_iterations,
-      tolerance=tolerance,
+      settings=settings,
   )
