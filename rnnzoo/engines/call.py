@@ -145,12 +145,7 @@ class Biased(Given):
 
   def __call__(self, weights, x):
     gates = super().__call__((), x)
-    (bias,) = weights
-    if bias is None:
-      return gates
-    return tuple(
-        gate + b.astype(x.dtype) for gate, b in zip(gates, bias, strict=True)
-    )
+    return products.add_bias(gates, *weights)
 
   def for_kernels(self, weights, x):
     return KernelInputs(x, None, *weights)

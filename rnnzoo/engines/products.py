@@ -38,9 +38,16 @@ def project_forward(
   wide = promotion.wide(x.dtype)
   operand = kernel.astype(x.dtype)
   gates = [contract('...i,if->...f', x, w, wide) for w in operand]
-  if bias is not None:
-    gates = [gate + b.astype(wide) for gate, b in zip(gates, bias, strict=True)]
-  return tuple(gates)
+  return add_bias(gates, bias)
+
+
+def add_bias(gates: Sequence[Array], bias: Array | None) -> tuple[Array, ...]:
+  """Returns gates, each [..., F], plus the bias [G, F], if there is one."""
+  if bias is None:
+    return tuple(gates)
+  return tuple(
+      gate + b.astype(gate.dtype) for gate, b in zip(gates, bias, strict=True)
+  )
 
 
 def as_stored(kernel: Array, x: Array) -> bool:
@@ -79,11 +86,7 @@ def project_step(
   else:
     joint = contract('...i,if->...f', x, _side_by_side(operand), wide)
     gates = split(joint, len(kernel))
-  if bias is None:
-    return gates
-  return tuple(
-      gate + b.astype(wide) for gate, b in zip(gates, bias, strict=True)
-  )
+  return add_bias(gates, bias)
 
 
 def project(
@@ -107,12 +110,7 @@ def _project_forward(joint, operands):
   if not joint:
     return project_forward((kernel, bias), x), operands
   product = project_forward((_joint_kernel(kernel), None), x)[0]
-  gates = split(product, len(kernel))
-  if bias is not None:
-    gates = tuple(
-        gate + b.astype(gate.dtype) for gate, b in zip(gates, bias, strict=True)
-    )
-  return gates, operands
+  return add_bias(split(product, len(kernel)), bias), operands
 
 
 def _joint_kernel(kernel: Array) -> Array:
@@ -184,22 +182,19 @@ def _levels(kernels: Array, x: Array) -> Array:
   return jnp.einsum('l...i,lif->l...f', x, kernels)
 
 
-def _project_levels_forward(static, operands):
-  del static
+def _project_levels_forward(_, operands):
   kernels, x = operands
   cast = kernels.astype(x.dtype)
   return _levels(cast, x), (kernels, cast, x)
 
 
-def _project_levels_tangent(static, saved, tangents):
-  del static
+def _project_levels_tangent(_, saved, tangents):
   kernels, _, x = saved
   product = lambda kernels, x: _levels(kernels.astype(x.dtype), x)
   return autodiff.pushforward(product, (kernels, x), tangents)[1]
 
 
-def _project_levels_adjoint(static, saved, d_gates):
-  del static
+def _project_levels_adjoint(_, saved, d_gates):
   kernels, cast, x = saved
   wide = promotion.wide(x.dtype)
   lead = tuple(range(1, x.ndim - 1))

@@ -88,37 +88,6 @@ def chunk_length(time: int, width: int) -> int:
   return scan_steps.divisor(time, target)
 
 
-def _is_wide(time: int, width: int) -> bool:
-  """Returns whether a CPU saves the gates of a sequence of wide steps."""
-  is_wide = width * _FEW_STEPS > _CPU_ELEMENTS
-  return is_wide and time * width <= _CPU_SAVED_ELEMENTS
-
-
-def _is_mapped(
-    cell: cell_lib.Cell, kernel: jax.Array | None, saved: int
-) -> bool:
-  """Returns whether a CPU has less to do if it forms the gates again."""
-  if jax.default_backend() != 'cpu' or kernel is None:
-    return False
-  if (
-      export.is_symbolic_dim(saved)
-      or len(cell.carry_names) > _CPU_MAPPED_STATES
-  ):
-    return False
-  least, most = _CPU_MAPPED_ELEMENTS
-  return least < saved <= most and 1 < kernel.shape[-1] <= _CPU_MAPPED_UNITS
-
-
-def _is_joint(cell: cell_lib.Cell, time: int, width: int) -> bool:
-  """Returns whether a CPU takes a short sequence whole, gates joined."""
-  if jax.default_backend() != 'cpu' or not cell.recurrent_gates:
-    return False
-  elements = time * width
-  return (
-      not export.is_symbolic_dim(elements) and elements <= _CPU_JOINT_ELEMENTS
-  )
-
-
 def make_plan(
     cell: cell_lib.Cell,
     project: call_lib.Projection,
@@ -142,17 +111,32 @@ def make_plan(
   saved = time * cell.recurrent_gates * width
   most = max(cell.input_gates, cell.recurrent_gates) * width
   kernel = operands.recurrent_kernel
+  # A diagonal R is as cheap to multiply by again as its gates to read.
+  units = 1 if kernel is None else kernel.shape[-1]
+  is_known = not export.is_symbolic_dim(time * width)
+  on_cpu = is_known and jax.default_backend() == 'cpu'
   is_wide = (
-      not export.is_symbolic_dim(time * most)
-      and jax.default_backend() == 'cpu'
-      # A diagonal R is as cheap to multiply by again as its gates to read.
-      and kernel is not None
-      and kernel.shape[-1] > 1
-      and _is_wide(time, most)
+      on_cpu
+      and units > 1
+      and most * _FEW_STEPS > _CPU_ELEMENTS
+      and time * most <= _CPU_SAVED_ELEMENTS
   )
-  few = not export.is_symbolic_dim(saved) and saved <= _SAVED_ELEMENTS
-  saves = (few or is_wide) and not _is_mapped(cell, kernel, saved)
-  joint = keep is None and chunk is None and _is_joint(cell, time, most)
+  above, up_to = _CPU_MAPPED_ELEMENTS
+  is_mapped = (
+      on_cpu
+      and len(cell.carry_names) <= _CPU_MAPPED_STATES
+      and above < saved <= up_to
+      and 1 < units <= _CPU_MAPPED_UNITS
+  )
+  few = is_known and saved <= _SAVED_ELEMENTS
+  saves = (few or is_wide) and not is_mapped
+  joint = (
+      on_cpu
+      and keep is None
+      and chunk is None
+      and cell.recurrent_gates > 0
+      and time * most <= _CPU_JOINT_ELEMENTS
+  )
   is_whole = joint
   if chunk is None or not isinstance(time, int):
     chunk = chunk_length(time, cell.input_gates * width)
@@ -169,22 +153,6 @@ def make_plan(
       save_gates=saves if keep is None else keep == 'gates',
       joint=joint,
   )
-
-
-def unroll(
-    plan: scan_steps.Plan, operands: call_lib.Operands
-) -> tuple[Carry, Carry]:
-  """Runs a cell over time, with derivatives of every order in both modes.
-
-  Args:
-    plan: static arguments.
-    operands: arrays; all state has the dtype of `carry`.
-
-  Returns:
-    The carry after the last step, each [B, F], and the first
-    `plan.call.outputs` arrays of the carries after every step, each [T, B, F].
-  """
-  return _unroll(plan, operands)
 
 
 def carries(
@@ -209,11 +177,7 @@ def _forward(plan: scan_steps.Plan, operands: call_lib.Operands):
 
   def body(carry, xs):
     x_gates, reset, mask = xs
-    if bias is not None:
-      x_gates = tuple(
-          gate + b.astype(gate.dtype)
-          for gate, b in zip(x_gates, bias, strict=True)
-      )
+    x_gates = products.add_bias(x_gates, bias)
     start = scan_steps.select(reset, restart, carry)
     # Clipping is left to the adjoint. Autodiff of this pass serves second
     # derivatives only, and the gradient of a clipped gradient is not clipped.
@@ -258,7 +222,10 @@ def _forward_with_residuals(plan: scan_steps.Plan, operands: call_lib.Operands):
   return (carry, carries[: plan.call.outputs]), saved
 
 
-_unroll = autodiff.differentiable(
+# (plan, operands) -> the carry after the last step, each [B, F], and the first
+# `plan.call.outputs` arrays of the carries after every step, each [T, B, F].
+# All state has the dtype of the carry. Derivatives of every order, both modes.
+unroll = autodiff.differentiable(
     _forward_with_residuals,
     scan_derivatives.forward,
     scan_derivatives.backward,
