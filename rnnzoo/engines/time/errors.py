@@ -41,12 +41,7 @@ def signs(shape, seed: int) -> Array:
 
 
 def scales(
-    new: Carry,
-    *,
-    heads: int,
-    begins: Array | None,
-    reverse: bool,
-    together: bool,
+    new: Carry, *, heads: int, begins: Array | None, reverse: bool
 ) -> Carry:
   """Returns the scale of a head's numbers after each step, [T, B, F or 1].
 
@@ -60,13 +55,28 @@ def scales(
     begins: bool [T, B, 1], the steps that do not depend on the carry before, or
       None.
     reverse: whether time runs from the last step to the first.
-    together: whether all arrays of the carry have one scale, the largest number
-      of all steps so far. Cotangents have it: a step's cotangent is a sum over
-      later cotangents, and may be small where these are large.
+  """
+
+  def with_step_before(x):
+    zero = jnp.zeros_like(x[:1])
+    before = jnp.concatenate((x[1:], zero) if reverse else (zero, x[:-1]))
+    if begins is not None:
+      before = jnp.where(begins, 0, before)
+    return jnp.maximum(x, before)
+
+  scale = [_of_heads(jnp.abs(x), heads) for x in new]
+  return tuple(map(with_step_before, scale))
+
+
+def scales_together(
+    new: Carry, *, heads: int, begins: Array | None, reverse: bool
+) -> Carry:
+  """Returns one scale for all arrays, the largest number so far, like `scales`.
+
+  Cotangents have it: a step's is a sum over later ones, and may be small where
+  these are large.
   """
   scale = [_of_heads(jnp.abs(x), heads) for x in new]
-  if not together:
-    return tuple(_with_step_before(x, begins, reverse) for x in scale)
   scale = [functools.reduce(jnp.maximum, scale)] * len(new)
   return _largest_so_far(scale, begins, reverse)
 
@@ -135,13 +145,7 @@ def noise(
 
   To first order, errors of eps times the terms that an equation adds up: a gate
   adds up |x| + |R| |h|, and if it is saturated its error does not matter.
-
-  Args:
-    cell: the equations.
-    params: the cell's own parameters.
-    kernels: one or two, as `scan_steps.pack` returns them.
-    x_gates: input gates, each [..., F].
-    start: the carry before the step, after any restart.
+  Arguments are as in `scan_steps.multiply`; `start` is after any restart.
   """
   size = functools.partial(jax.tree.map, jnp.abs)
   h_gates = products.multiply(kernels[0], start[0])
@@ -174,15 +178,6 @@ def _terms(equations, given, sizes) -> tuple[Carry, Carry]:
       term = jnp.abs(slope[i]) * size
       total[j] += jnp.where(slope[i] == 0, 0, term)
   return values, tuple(total)
-
-
-def _with_step_before(x: Array, begins: Array | None, reverse: bool) -> Array:
-  """Returns the larger of each step's number and the number before it."""
-  zero = jnp.zeros_like(x[:1])
-  before = jnp.concatenate((x[1:], zero) if reverse else (zero, x[:-1]))
-  if begins is not None:
-    before = jnp.where(begins, 0, before)
-  return jnp.maximum(x, before)
 
 
 def _largest_so_far(

@@ -131,7 +131,7 @@ def _by_parts(
     new = parts.run(ends)
     difference = tuple(map(jnp.subtract, new, ends))
     scale = newton_errors.scales(
-        new, heads=problem.heads, begins=None, reverse=False, together=False
+        new, heads=problem.heads, begins=None, reverse=False
     )
     return new, newton_errors.largest(difference, scale)
 

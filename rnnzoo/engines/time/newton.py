@@ -95,8 +95,6 @@ class Problem:
       None.
     noise: (carries before steps, the steps' xs) -> their rounding errors, from
       `newton_errors.noise`; None where features do not see each other.
-    linear: whether the body is linear: then errors are measured against all
-      arrays of the carry, and the growth of rounding errors is not asked for.
     at_once: number of steps that `after` takes at once, which bounds its
       memory; None for all.
   """
@@ -109,18 +107,11 @@ class Problem:
   heads: int
   begins: Array | None
   noise: Callable[[Carry, Any], Carry] | None = None
-  linear: bool = False
   at_once: int | None = None
 
-  def scales(self, s: Carry) -> Carry:
-    """Returns the scales of errors in the carries after the steps."""
-    return newton_errors.scales(
-        s,
-        heads=self.heads,
-        begins=self.begins,
-        reverse=self.reverse,
-        together=self.linear,
-    )
+  def scales(self, of: Callable[..., Carry], s: Carry) -> Carry:
+    """Returns scales of the carries after the steps, of `newton_errors`."""
+    return of(s, heads=self.heads, begins=self.begins, reverse=self.reverse)
 
   def before(self, init: Carry, s: Carry) -> Carry:
     """Returns the carries before the steps."""
@@ -164,7 +155,7 @@ class _State(NamedTuple):
 def solve(
     problem: Problem,
     init: Carry,
-    init_errors: Carry | None,
+    init_errors: Carry,
     guess: Carry,
     *,
     max_iterations: int | Array,
@@ -176,7 +167,7 @@ def solve(
   Args:
     problem: the steps.
     init: the carry before the first step.
-    init_errors: growth of rounding errors up to there; None for a linear body.
+    init_errors: growth of rounding errors up to there.
     guess: the carries that parts of time end with, to begin with.
     max_iterations: most affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
@@ -204,8 +195,8 @@ def solve(
       more = ~right(state)
     else:
       more = (state.residual > _SMALL * eps) & (falls | ~right(state))
-    if init_errors is not None:  # Their growth is that near the trajectory.
-      more |= state.earlier > _NEAR
+    # The growth of rounding errors is that near the trajectory.
+    more |= state.earlier > _NEAR
     more &= state.iterations < max_iterations
     return more & jnp.isfinite(state.residual)
 
@@ -213,17 +204,13 @@ def solve(
     s = parts.with_ends(state.new, state.ends)
     before = problem.before(init, s)
     maps = problem.maps(before)
-    correction = tuple(map(jnp.subtract, state.new, s))
-    given = [correction]
-    if init_errors is not None:
-      given.append(
-          _error_terms(problem, maps, state, init, init_errors, before)
-      )
-    correction, *errors = maps_lib.solve(maps, given, problem.reverse)
+    gaps = tuple(map(jnp.subtract, state.new, s))
+    terms = _error_terms(problem, maps, state, init, init_errors, before)
+    correction, errors = maps_lib.solve(maps, [gaps, terms], problem.reverse)
     # Not s + d: where d is the open equation's alone, the sum is new itself.
     s = tuple(
         new + jnp.where(jnp.isfinite(d), d - gap, 0)
-        for new, d, gap in zip(state.new, correction, given[0], strict=True)
+        for new, d, gap in zip(state.new, correction, gaps, strict=True)
     )
     # After as many runs as there are parts, all parts are exact.
     runs = jnp.minimum(
@@ -232,25 +219,16 @@ def solve(
     )
     ends = parts.run_often(parts.ends(s), runs - 1)
     new = parts.carries(ends)
-    sensitivity, found = state.sensitivity, state.errors
-    if init_errors is not None:
-      (found,) = errors
-      if not problem.exact:
-        found = tuple(map(jnp.add, state.errors, found))
-      found = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in found)
-      so_far = newton_errors.scales_so_far(
-          new,
-          heads=problem.heads,
-          begins=problem.begins,
-          reverse=problem.reverse,
-      )
-      sensitivity = newton_errors.largest(found, so_far)
-      # An infinite error would stay one in the next iteration.
-      found = tuple(jnp.where(jnp.isfinite(e), e, 0) for e in found)
+    if not problem.exact:
+      errors = tuple(map(jnp.add, state.errors, errors))
+    errors = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in errors)
+    so_far = problem.scales(newton_errors.scales_so_far, new)
+    sensitivity = newton_errors.largest(errors, so_far)
     return _State(
         ends=ends,
         new=new,
-        errors=found,
+        # An infinite error would stay one in the next iteration.
+        errors=tuple(jnp.where(jnp.isfinite(e), e, 0) for e in errors),
         iterations=state.iterations + 1,
         runs=state.runs + runs,
         residual=_residual_of_joints(problem, parts, new, ends),
@@ -263,7 +241,7 @@ def solve(
   start = _State(
       ends=guess,
       new=new,
-      errors=() if init_errors is None else jax.tree.map(jnp.zeros_like, new),
+      errors=jax.tree.map(jnp.zeros_like, new),
       # They vary over the devices that the residual varies over.
       iterations=jnp.full_like(residual, 0, dtype=jnp.int32),
       runs=jnp.full_like(residual, 1, dtype=jnp.int32),
@@ -277,9 +255,7 @@ def solve(
       start,
   )
   final = right(state)
-  errors: Any = None
-  if init_errors is not None:
-    errors = problem.last(state.errors)
+  errors = problem.last(state.errors)
   report = Report(
       iterations=state.iterations,
       residual=state.residual,
@@ -304,7 +280,9 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
   new, _ = problem.after(problem.before(init, zero))
   (s,) = maps_lib.solve(problem.maps(zero), [new], problem.reverse)
   new, ys = problem.after(problem.before(init, s))
-  residual = _residual(problem, new, s)
+  difference = tuple(map(jnp.subtract, new, s))
+  scale = problem.scales(newton_errors.scales_together, new)
+  residual = newton_errors.largest(difference, scale)
   return lax.cond(
       time_parts.for_all_mapped(
           residual <= _LARGE * newton_errors.rounding(init)
@@ -316,7 +294,7 @@ def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:
 
 def _error_terms(problem, maps, state, init, init_errors, before) -> Carry:
   """Returns the rounding errors of a step, with random signs."""
-  scale = problem.scales(state.new)
+  scale = problem.scales(newton_errors.scales, state.new)
   eps = newton_errors.rounding(init)
   noise = tuple(
       eps * x * newton_errors.signs(new.shape, i).astype(new.dtype)
@@ -360,8 +338,3 @@ def _residual_of_joints(
   difference = tuple((x - e)[:-1] for x, e in zip(found, ends, strict=True))
   scale = tuple(x[:-1] for x in scale)
   return newton_errors.largest(difference, scale) + unknown
-
-
-def _residual(problem: Problem, new: Carry, s: Carry) -> Array:
-  difference = tuple(map(jnp.subtract, new, s))
-  return newton_errors.largest(difference, problem.scales(new))

@@ -48,32 +48,10 @@ Report = newton.Report
 
 
 def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
-  """Runs a cell over time, with derivatives of every order in both modes.
-
-  Args:
-    plan: static arguments.
-    operands: time-major arrays; all state has the dtype of `carry`.
-
-  Returns:
-    The carry after the last step, each [B, F], and the first
-    `plan.steps.call.outputs` arrays of the carries after every step, each
-    [T, B, F].
-  """
+  """Runs a cell over time: `scan_loop.unroll` by Newton's method."""
   if operands.x.shape[1] == 0:  # A batch of 0 has no largest error.
     return scan_loop.unroll(plan.steps, operands)
   return _unroll(plan, operands)
-
-
-def accepted_sensitivity(dtype: Any) -> float:
-  """Returns how much of the carry's scale rounding errors may grow to.
-
-  Above it, another order of operations would give another trajectory, and path
-  1's is the one to be returned.
-
-  Args:
-    dtype: dtype of the carry.
-  """
-  return 1e-4 if dtype == jnp.float32 else 1e-10
 
 
 def unroll_with_report(
@@ -106,9 +84,10 @@ def _unroll_with_report(
   wide = None if kernel is None else kernel.astype(dtype)
   kernels = scan_steps.pack(cell, wide)
 
-  bound = max(settings.tolerance, accepted_sensitivity(dtype))
-  if bare:
-    bound = jnp.inf
+  # If rounding errors grow to more of the carry's scale, another order of
+  # operations gives another trajectory, and path 1's is the one to be returned.
+  accepted = 1e-4 if dtype == jnp.float32 else 1e-10
+  bound = jnp.inf if bare else max(settings.tolerance, accepted)
 
   def body(carry, xs):
     x_gates, reset, mask = xs
@@ -168,16 +147,26 @@ def _unroll_with_report(
         lambda: (problem.after(before)[1], after_errors, found.sensitivity),
         lambda: _in_turn(problem, init, errors),
     )
-    report = _with_window(report, found, sensitivity)
-    count = report.in_turn + guess_in_turn
-    count = count + jnp.where(is_trajectory, 0, x.shape[0])
-    report = report._replace(in_turn=count)
+    report = Report(
+        iterations=jnp.maximum(report.iterations, found.iterations),
+        residual=jnp.maximum(report.residual, found.residual),
+        sensitivity=jnp.maximum(report.sensitivity, sensitivity),
+        fell_back=report.fell_back | found.fell_back,
+        in_turn=report.in_turn
+        + found.in_turn
+        + guess_in_turn
+        + jnp.where(is_trajectory, 0, x.shape[0]),
+    )
     return (problem.last(carries), errors, report), carries
 
   zero = devices.like(jnp.zeros((), dtype), x)
-  count = jnp.zeros_like(zero, dtype=jnp.int32)
-  fell_back = jnp.zeros_like(zero, dtype=bool)
-  report = Report(count, zero, zero, fell_back, in_turn=count)
+  report = Report(
+      iterations=jnp.zeros_like(zero, dtype=jnp.int32),
+      residual=zero,
+      sensitivity=zero,
+      fell_back=jnp.zeros_like(zero, dtype=bool),
+      in_turn=jnp.zeros_like(zero, dtype=jnp.int32),
+  )
 
   def unless_hopeless(state, xs):
     """Once rounding errors have grown too much, windows need not be solved."""
@@ -209,17 +198,6 @@ def _unroll_with_report(
       in_turn=report.in_turn + jnp.where(hopeful, 0, operands.x.shape[0]),
   )
   return final, carries, report
-
-
-def _with_window(report: Report, found: Report, sensitivity: Array) -> Report:
-  """Returns the report of all windows so far and of one more."""
-  return Report(
-      iterations=jnp.maximum(report.iterations, found.iterations),
-      residual=jnp.maximum(report.residual, found.residual),
-      sensitivity=jnp.maximum(report.sensitivity, sensitivity),
-      fell_back=report.fell_back | found.fell_back,
-      in_turn=report.in_turn + found.in_turn,
-  )
 
 
 def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
@@ -291,7 +269,6 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
         reverse=reverse,
         heads=_heads(kernel, init),
         begins=None if reset is None else reset[..., None],
-        linear=True,
         at_once=jacobians.steps_at_once(cell, params, x_gates, start),
     )
     # With the digits of TF32 no residual is small enough; see above.
