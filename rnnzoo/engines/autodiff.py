@@ -89,17 +89,13 @@ def differentiable(
   return function
 
 
-def in_reverse_mode_only(reason: str, arrays: Any) -> Any:
-  """Returns the arrays; forward mode raises NotImplementedError(reason)."""
-  return _in_reverse_mode_only(reason, arrays)
-
-
 def _refuse(reason, residuals, tangents):
   del residuals, tangents
   raise NotImplementedError(reason)
 
 
-_in_reverse_mode_only = differentiable(
+# (reason, arrays) -> arrays; forward mode raises NotImplementedError(reason).
+in_reverse_mode_only = differentiable(
     lambda reason, arrays: (arrays, ()),
     _refuse,
     lambda reason, residuals, cotangents: cotangents,

@@ -79,45 +79,37 @@ def note(
     has_heads: bool,
     at_once: int = 1,
 ) -> None:
-  """Notes a choice for `noted`.
+  """Notes a choice for `noted`, as `Choice` has it.
 
   Args:
     path: the path.
-    label: the cell, as `Choice.cell` names it.
+    label: the cell.
     shape: shape of the inputs on a device.
-    passed_over: paths passed over and why, as in `Choice`.
+    passed_over: paths passed over and why.
     has_heads: whether features that are over devices are heads.
     at_once: number of a stack's layers that run side by side.
   """
   notes = _notes.get()
   if notes is None:
     return
-  over = sharding.over_devices()
   parts = 'batch', 'time', 'heads' if has_heads else 'features'
-  notes.append(
-      Choice(
-          path=selection.name_of(path),
-          cell=label,
-          shape=tuple(shape),
-          passed_over=tuple(passed_over),
-          over=tuple(
-              (part, names)
-              for part, names in zip(parts, over, strict=True)
-              if names
-          ),
-          at_once=at_once,
-      )
+  over = zip(parts, sharding.over_devices(), strict=True)
+  choice = Choice(
+      path=selection.name_of(path),
+      cell=label,
+      shape=tuple(shape),
+      passed_over=tuple(passed_over),
+      over=tuple((part, names) for part, names in over if names),
+      at_once=at_once,
   )
+  notes.append(choice)
 
 
 def marked(x: jax.Array, implementation: selection.Implementation) -> jax.Array:
   """Returns x, marked where a program may be compiled for a wrong platform.
 
-  `platforms.without_kernels` and `platforms.kernels_alone` say which.
-
-  Args:
-    x: inputs of a recurrence.
-    implementation: paths to try, as `rnnzoo.unroll` takes them.
+  `platforms.without_kernels` and `platforms.kernels_alone` say which. x is any
+  input of a recurrence.
   """
   if implementation is None:
     on_cpu = devices.platform() == 'cpu'

@@ -37,25 +37,6 @@ from rnnzoo.engines import selection
 Function = Callable[..., Any]
 
 
-def without_kernels(x: jax.Array) -> jax.Array:
-  """Returns x; a program that is compiled for CUDA then warns, once.
-
-  Args:
-    x: an array of a recurrence that was traced where no GPU is known, so that
-      no kernel could be planned.
-  """
-  return _without_kernels_p.bind(x)
-
-
-def kernels_alone(x: jax.Array) -> jax.Array:
-  """Returns x; compiling for several platforms raises NotImplementedError.
-
-  Args:
-    x: an array of a recurrence that only a kernel may run.
-  """
-  return _kernels_alone_p.bind(x)
-
-
 @dataclasses.dataclass(frozen=True)
 class Functions:
   """The static arguments of `by_platform`, hashable.
@@ -317,8 +298,15 @@ def _marker(name: str) -> core.Primitive:
   return marker
 
 
+# For arrays of a recurrence that was traced where no GPU is known, so that no
+# kernel could be planned: a program that is compiled for CUDA warns, once.
 _without_kernels_p = _marker('without_kernels')
+without_kernels = _without_kernels_p.bind
+
+# For arrays of a recurrence that only a kernel may run: compiling for several
+# platforms raises NotImplementedError.
 _kernels_alone_p = _marker('kernels_alone')
+kernels_alone = _kernels_alone_p.bind
 
 
 def _warn_on_cuda(context, x):

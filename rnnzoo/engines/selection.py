@@ -195,14 +195,9 @@ def in_reverse_mode() -> Iterator[None]:
     raise NotImplementedError(_REVERSE_MODE_ONLY) from error
 
 
-def is_first(name: str, implementation: Implementation) -> bool:
-  """Returns whether an implementation is tried before all others.
-
-  Args:
-    name: name of the implementation.
-    implementation: paths to try, as `names` takes them.
-  """
-  return name_of(names(implementation, False)[0]) == name
+def is_kernel_first(implementation: Implementation) -> bool:
+  """Returns whether 'pallas' is tried before all others."""
+  return name_of(names(implementation, False)[0]) == 'pallas'
 
 
 def check_implementation(implementation: Implementation) -> None:
@@ -212,10 +207,7 @@ def check_implementation(implementation: Implementation) -> None:
     return
   if isinstance(given, Path):
     given = (given,)
-  with_settings = tuple(_WITH_SETTINGS.values())
-  known = lambda path: isinstance(path, with_settings) or (
-      isinstance(path, str) and path in IMPLEMENTATIONS
-  )
+  known = lambda x: isinstance(x, Path) and name_of(x) in IMPLEMENTATIONS
   if not isinstance(given, Sequence) or not given or not all(map(known, given)):
     raise ValueError(
         f'implementation must be None, one of {IMPLEMENTATIONS}, an'

@@ -56,7 +56,7 @@ def unroll(
     raise NotImplementedError('a layer has no recurrent kernel of blocks')
   if (static(first), first.in_features) != (static(second), second.in_features):
     raise NotImplementedError('the layers differ in more than parameters')
-  if not selection.is_first('pallas', first.implementation):
+  if not selection.is_kernel_first(first.implementation):
     raise NotImplementedError('another path is tried before the kernels')
   devices.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')

@@ -190,7 +190,7 @@ def _alike(layers) -> list[recurrent.RecurrentLayer]:
   first = layers[0]
   if not bidirectional.has_blocks(first):
     raise NotImplementedError('A layer has no recurrent kernel of blocks.')
-  if not selection.is_first('pallas', first.implementation):
+  if not selection.is_kernel_first(first.implementation):
     raise NotImplementedError('Another path is tried before the kernels.')
   path = selection.names(first.implementation, linear=False)[0]
   if isinstance(path, selection.Pallas):

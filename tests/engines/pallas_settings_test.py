@@ -236,7 +236,7 @@ class NamesTest(parameterized.TestCase):
 
   def test_has_the_name_of_its_path(self):
     self.assertEqual(selection.name_of(CARRIES), 'pallas')
-    self.assertTrue(selection.is_first('pallas', (CARRIES, 'scan')))
+    self.assertTrue(selection.is_kernel_first((CARRIES, 'scan')))
     self.assertEqual(rnnzoo.Pallas(), GATES)
 
   @parameterized.parameters(*rnnzoo.LAYERS)
