@@ -1,8 +1,20 @@
 """Runs a cell over time: the one place that knows all three paths.
 
-`run` takes the first path that can run. Each goes from `Operands` to carries:
-`scan`, `associative_scan` and `pallas`. Only `pallas` takes arrays in the
-caller's layout; `scan` and `associative_scan` run over time-major arrays.
+`run` takes the first path that can run; layers call it. `unroll` does so for
+input gates, with checks. The paths go from `Operands` to carries:
+
+  'scan'              `lax.scan`; every cell, every device, the reference
+  'associative_scan'  parallel in time: one pass for a cell that is linear in
+                      its carry, else Newton's method; if Newton ends in
+                      another trajectory than 'scan', the steps run in turn
+  'pallas'            GPU kernels; dense, diagonal and linear recurrences,
+                      first derivatives
+
+`None` takes the fastest that can run here. A path that cannot run raises
+`NotImplementedError`; where others are left to try, the reason is logged once.
+Only 'pallas' takes arrays in the caller's layout; the others are time-major.
+`recurrent_gradient_clip` and `stop_recurrent_gradient` are options of all but
+'pallas' for a diagonal recurrent kernel.
 """
 
 import dataclasses
@@ -32,8 +44,10 @@ from rnnzoo.engines.time import maps
 from rnnzoo.engines.time import path as newton_path
 from rnnzoo.engines.time import plan as newton_plan
 
+Array = jax.Array
 Call = call_lib.Call
 Carry = cell_lib.Carry
+Implementation = selection.Implementation
 Operands = call_lib.Operands
 
 _DEFAULTS = selection.AssociativeScan()
@@ -368,14 +382,7 @@ def _swap(tree, call: Call):
 
 
 def with_carries(cell, projection, operands: Operands, batch: int) -> Operands:
-  """Returns operands whose carry and restart are arrays.
-
-  Args:
-    cell: says how many arrays a carry has.
-    projection: says how many features they have.
-    operands: the arrays.
-    batch: number of sequences.
-  """
+  """Returns operands whose carry and restart are arrays, of zeros for None."""
   x, given = operands.x, (operands.carry, operands.restart)
   if all(carry is not None for carry in given):
     return operands
@@ -400,29 +407,6 @@ class _Affine(cell_lib.LinearCell):
   def update(self, params, x_gates, h_gates, carry):
     a, b = x_gates
     return maps.affine(a, (b,), carry)
-
-
-# Unrolls a cell over input gates: the public functions, with their checks.
-#
-# Layers call `paths.run` itself, which also fuses the input projection into the
-# loop where the path can. The names of the paths:
-#
-#   'scan'              `lax.scan`; every cell, every device, the reference
-#   'associative_scan'  parallel in time: one pass for a cell that is linear in
-#                       its carry, else Newton's method; if Newton ends in
-#                       another trajectory than 'scan', the steps run in turn
-#   'pallas'            GPU kernels; dense, diagonal and linear recurrences,
-#                       first derivatives
-#
-# `None` takes the fastest that can run here. A path that cannot run raises
-# `NotImplementedError`; where others are left to try, the reason is logged
-# once. `recurrent_gradient_clip` and `stop_recurrent_gradient` are options of
-# 'scan', 'associative_scan' and, unless the recurrent kernel is diagonal,
-# 'pallas'.
-
-
-Array = jax.Array
-Implementation = selection.Implementation
 
 
 def unroll(

@@ -133,11 +133,7 @@ def as_sharded(x: Array, other: Array) -> Array:
 def batch_alike(given: Sequence[Any], batch_axes: int = 1) -> list[Any]:
   """Returns arrays or trees, all with their batch over equal mesh axes.
 
-  All other axes are whole.
-
-  Args:
-    given: arrays [..., ...], the batch first; or trees of such arrays.
-    batch_axes: how many axes are the batch.
+  The first `batch_axes` axes are the batch; all others are whole.
   """
   if not is_sharded(given):
     return list(given)
@@ -398,11 +394,7 @@ def _explicit_axes(mesh: Any) -> set[str]:
 def _typed(x: Any, mesh: Any, wanted: PartitionSpec, sharded: Array) -> Any:
   """Returns x sharded as `wanted` says, and whole over all other axes.
 
-  Args:
-    x: an array.
-    mesh: the mesh of `sharded`.
-    wanted: how to shard x.
-    sharded: an array on the mesh.
+  The mesh is that of `sharded`, any array on it.
   """
   given = jax.typeof(x).sharding
   if not given.mesh.empty:

@@ -1,4 +1,4 @@
-"""The adjoint of a recurrence: path 1's backward pass, for any cell.
+"""The adjoint and the tangent of a recurrence by path 1, for any cell.
 
 For a chunk of steps, everything that does not depend on the adjoint is computed
 at once for the chunk: the input projection, R h_{t-1} as one product, and the
@@ -12,7 +12,8 @@ Adding them step by step, as plain autodiff of a scan does, is slower and loses
 digits in bfloat16. A cell whose linearisation is large, as with many inner
 steps, is linearised in the loop instead, a step at a time. One thing need not
 be linear: `recurrent_gradient_clip` bounds the cotangent that comes back
-through the recurrent kernel.
+through the recurrent kernel. The tangent, `forward`, has the same order: the
+projection's tangent and dR h for a chunk, then a loop linear in the carry's.
 """
 
 from collections.abc import Callable
@@ -30,20 +31,16 @@ from rnnzoo.engines import call as call_lib
 from rnnzoo.engines import products
 from rnnzoo.engines.scan import steps as scan_steps
 
-# The adjoint of the pointwise part of a step, from a cell's own equations.
-#
-# A step is linearised around the carry that it starts from. Its pullbacks then
-# take the cotangent of the carry after it to cotangents of all that it read;
-# the products with the recurrent kernel are the caller's.
-
-
 Array = jax.Array
 Carry = cell_lib.Carry
 Gates = cell_lib.Gates
 
 
 class Pullbacks(NamedTuple):
-  """Linearised step functions; callable pytrees, so they can be scanned."""
+  """Linearised step functions; callable pytrees, so they can be scanned.
+
+  The products with the recurrent kernel are the caller's.
+  """
 
   update: Callable[[Carry], Any]
   operand: Callable[[Array], Any] | None
@@ -375,14 +372,6 @@ def _zeros(tree):
 def _zero_sum(x: Array) -> Array:
   """Zeros to add gradients of x to: float32 or wider."""
   return jnp.zeros_like(x, promotion.wide(x.dtype))
-
-
-# The tangent of a recurrence: path 1's forward mode, for any cell.
-#
-# Like the adjoint, it linearises each step around the carries that the unroll
-# saved. Everything that does not depend on the tangent of the carry comes
-# first, for a chunk of steps at once: the input projection and its tangent, and
-# dR h. The loop that is left is linear in the tangent of the carry.
 
 
 def forward(

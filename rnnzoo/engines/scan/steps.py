@@ -108,7 +108,7 @@ def step(
     x_gates: input gates, each [..., F].
     carry: carry before the step, each [..., F].
     clip: `recurrent_gradient_clip` of plain autodiff through this function.
-    stop: `stop_recurrent_gradient` of plain autodiff through this function.
+    stop: `stop_recurrent_gradient`, too.
   """
   h_gates = multiply(
       cell, params, kernels, x_gates, carry, clip=clip, stop=stop

@@ -83,13 +83,8 @@ def steps_at_once(
 ) -> int | None:
   """Returns how many steps to take side by side; None for all.
 
-  A cell of many inner steps has arrays for each inner step meanwhile.
-
-  Args:
-    cell: the equations.
-    params: the cell's own parameters.
-    x_gates: input gates, each [T, B, F].
-    carry: arrays of the carry, each [..., B, F].
+  A cell of many inner steps has arrays for each inner step meanwhile. Arguments
+  are as in `of_steps`; of the carry, [..., B, F], only the types matter.
   """
   time = x_gates[0].shape[0]
   at: Any = jax.tree.map(
@@ -107,13 +102,7 @@ def steps_at_once(
 def held(
     maps: maps_lib.Maps, reset: Array | None, mask: Array | None
 ) -> maps_lib.Maps:
-  """Returns the maps with 1 for masked steps, and 0 for steps that restart.
-
-  Args:
-    maps: maps of steps.
-    reset: bool [T, B] or None.
-    mask: bool [T, B] or None.
-  """
+  """Returns the maps with 1 for masked steps, and 0 for steps that restart."""
   if mask is None and reset is None:
     return maps
 

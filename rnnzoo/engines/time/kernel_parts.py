@@ -43,18 +43,12 @@ from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import joint_cells
 from rnnzoo.engines.time import parts as time_parts
 
-# Runs of a kernel over all parts of time, side by side.
-#
-# If few sequences leave a GPU idle, parts of time keep it busy. As many are
-# taken as its multiprocessors run at once, unless parts get too short to forget
-# the steps before them.
-
-
 Array = jax.Array
 Carry = cell_lib.Carry
 Operands = call_lib.Operands
 
-# Fewest steps of a part: it is to forget the steps before it.
+# Fewest steps of a part: it is to forget the steps before it. Else there are as
+# many parts as multiprocessors run at once.
 _FEWEST_STEPS = 128
 
 # Tiles of 128 lanes that keep a multiprocessor busy, where each is a CTA.
@@ -180,10 +174,8 @@ class Problem:
       The carries that parts end with, each [C, B F], and the carries after all
       steps, each [B, T, F].
     """
-    fold, params = self.fold, self.params
-    if cell is not self.cell:
-      weights = self.kernel[:, :, 0, 0]
-      params = {**params, joint_cells.WEIGHTS: weights}
+    fold = self.fold
+    params = self.params if cell is self.cell else self.with_weights()
     folded = lambda carry: tuple(map(fold.carry, carry))
     ends, carries = pallas_kernels.recurrence(
         cell,
@@ -226,18 +218,15 @@ class Problem:
     )
 
   @property
-  def fewest_outputs(self) -> int:
-    """Number of arrays that a run has to write."""
-    return 0 if self.diagonal else 1
-
-  @property
   def has_maps(self) -> bool:
     """Whether a part is a clipped affine map."""
     if not self.has_slopes:
       return False
-    weights = self.kernel[:, :, 0, 0]
-    params = {**self.params, joint_cells.WEIGHTS: weights}
-    return joint_cells.has_map(self.cell, params)
+    return joint_cells.has_map(self.cell, self.with_weights())
+
+  def with_weights(self) -> dict[str, Array]:
+    """Returns the parameters, the diagonal of R included."""
+    return {**self.params, joint_cells.WEIGHTS: self.kernel[:, :, 0, 0]}
 
   def by_maps(self) -> Carry:
     """Returns the carries that parts begin with, by the maps of parts."""
@@ -260,13 +249,8 @@ class Problem:
 def small_recurrence(cell: Any, gates: Carry, first: Array) -> Array:
   """Runs a cell of one array over parts, without R.
 
-  Args:
-    cell: the equations.
-    gates: gates of every part, each [C - 1, B F].
-    first: the carry before, [B F].
-
-  Returns:
-    The carry after every part, [C - 1, B F].
+  Its gates are [C - 1, B F], the first carry [B F], and the result is the carry
+  after every part, [C - 1, B F].
   """
   _, (carries,) = pallas_kernels.recurrence(
       cell,
@@ -319,17 +303,13 @@ def unroll(
     operands: Operands,
     otherwise: Callable[[Operands], tuple[Carry, Carry]],
 ) -> tuple[Carry, Carry, Report]:
-  """Runs a cell over time.
+  """Returns the last carry, all, [T, B, F], and how they were found.
 
   Args:
     steps: static arguments of path 1.
     operands: time-major, with a carry.
     otherwise: returns the last carry and all from operands, where the joints
       are given up.
-
-  Returns:
-    The carry after the last step, each [B, F], the carries after every step,
-    each [T, B, F], and how they were found.
 
   Raises:
     NotImplementedError: there are no kernels for this, or parts of time would
@@ -355,7 +335,8 @@ def _first(problem: Problem) -> Carry:
   if problem.has_maps:
     return problem.by_maps()
   guess = problem.guess()
-  ends, slope, _ = problem.from_starts(guess, problem.fewest_outputs)
+  fewest_outputs = 0 if problem.diagonal else 1
+  ends, slope, _ = problem.from_starts(guess, fewest_outputs)
   return _corrected(guess, ends, slope)[0]
 
 

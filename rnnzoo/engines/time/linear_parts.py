@@ -49,18 +49,15 @@ def linear_scan(
     reverse: bool,
     over: time_devices.Names,
 ) -> Array:
-  """Returns h_t = a_t h_{t-1} + b_t for this device's steps.
+  """Returns h_t = a_t h_{t-1} + b_t for this device's steps, [B, T, F].
 
   Args:
-    a: [B, T, F].
-    b: [B, T, F].
+    a: [B, T, F], like b.
+    b: in the dtype of h.
     h0: h before the first of all steps, float32 [B, F].
     reset: bool [B, T], in the order of the loop, or None.
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over, inside `jax.shard_map`.
-
-  Returns:
-    h, [B, T, F], in the dtype of a and b.
   """
   if export.is_symbolic_dim(a.shape[1]):
     raise NotImplementedError('A GPU kernel needs sizes that are known.')

@@ -1,12 +1,32 @@
 """Affine maps of a carry, s' = A s + b, composed over time in parallel.
 
-Path 2 needs one for each step: the step itself, linearised around a guess. A
-is sparse in one of two ways:
+Affine maps compose,
+
+    (A_2, b_2) o (A_1, b_1) = (A_2 A_1, A_2 b_1 + b_2)
+
+so all T steps take O(log T) parallel rounds (Blelloch, 1990, "Prefix sums and
+their applications"). Time is the leading axis, [T, B, ...].
+
+`linear_scan` runs a linear cell, whose steps are such maps. Its h is a tuple of
+one array or two, and A has a form of `pallas_kernels/linear_maps.py`; an A that
+is free of time has one step, [1, ...]. A step with A = 0 forgets, and a reset
+is such a step: neither a NaN nor an infinity before it reaches anything after
+it. So A = 0 is a flag, and a composition has it only where one of its steps
+has. A product that underflows forgets nothing: it becomes the smallest normal
+number. Otherwise the result would depend on how time is cut. `step_scan` and
+the GPU kernels (`pallas_kernels/mosaic/affine_maps.py`) treat all such numbers
+alike. The adjoint is a recurrence of this kind, run backwards (Martin and
+Cundy, 2018, "Parallelizing linear recurrent neural nets over sequence length",
+section 2.2), so it is written once, whatever runs the recurrence:
+
+    mu_t = A_t^T mu_{t+1} + A_t^T g_t,   lambda_t = g_t + mu_{t+1}
+    db_t = lambda_t,   dA_t = lambda_t h_{t-1}^T,   dh_0 = mu_1
+
+`solve` runs the steps of another cell, linearised around a guess. Their A is
+sparse in one of two ways:
 
   Pointwise  a carry's S arrays mix, features do not: S x S numbers a feature
   Heads      the features of a head mix as well: one matrix a head
-
-Time is the leading axis, [T, B, ...].
 """
 
 from collections.abc import Callable, Sequence
@@ -30,36 +50,8 @@ from rnnzoo.engines import platforms
 from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import devices as time_devices
 
-# Path 2: time in parallel, by an associative scan.
-#
-# A linear cell's step is an affine map h -> A h + b, and affine maps compose:
-#
-#     (A_2, b_2) o (A_1, b_1) = (A_2 A_1, A_2 b_1 + b_2)
-#
-# so all T steps take O(log T) parallel rounds (Blelloch, 1990, "Prefix sums and
-# their applications"). h is a tuple of one array or two, and A has a form of
-# `pallas_kernels/linear_maps.py`. An A that is free of time has one step, [1,
-# ...], in all that follows.
-#
-# A step with A = 0 forgets, and a reset is such a step: neither a NaN nor an
-# infinity before it reaches anything after it. So A = 0 is a flag, and a
-# composition has it only where one of its steps has. A product that underflows
-# forgets nothing: it becomes the smallest normal number. Otherwise the result
-# would depend on how time is cut. `step_scan` and the GPU kernels
-# (`pallas_kernels/mosaic/affine_maps.py`) treat all such numbers alike.
-#
-# The adjoint of the recurrence is a recurrence of this kind, run backwards
-# (Martin and Cundy, 2018, "Parallelizing linear recurrent neural nets over
-# sequence length", section 2.2):
-#
-#     mu_t = A_t^T mu_{t+1} + A_t^T g_t,   lambda_t = g_t + mu_{t+1}
-#     db_t = lambda_t,   dA_t = lambda_t h_{t-1}^T,   dh_0 = mu_1
-#
-# so the derivative below is written once, whatever runs the recurrence. If
-# time is over devices, `devices.py` says which h a device begins with.
-
-
 Array = jax.Array
+Carry = cell_lib.Carry
 Vector = linear_maps.Vector
 
 
@@ -68,24 +60,21 @@ def unroll(
     project: call_lib.Projection,
     operands: call_lib.Operands,
     reverse: bool,
-    solve=None,
+    solve: Callable[[Any, Vector, bool], Vector],
     over: time_devices.Names = (),
 ) -> Vector:
-  """Runs a linear cell over time.
+  """Returns a linear cell's carry after every step, each [T, B, F].
 
   Args:
     cell: the equations.
     project: the projection to the input gates.
     operands: time-major, with a carry and a restart that are arrays.
-    reverse: whether time runs from the last step to the first.
-    solve: runs the maps, as in `linear_scan`; None for all steps in parallel.
-    over: the mesh axes that time is over, inside `jax.shard_map`.
-
-  Returns:
-    The carry after every step, each [T, B, F].
+    reverse: as in `linear_scan`, like `solve` and `over`.
+    solve: runs the maps.
+    over: mesh axes of time.
   """
   a, b = coefficients(cell, project, operands)
-  return linear_scan(solve or compose_scan, reverse, a, b, operands.carry, over)
+  return linear_scan(solve, reverse, a, b, operands.carry, over)
 
 
 def coefficients(
@@ -144,9 +133,6 @@ def linear_scan(
     h0: arrays [...], h before the first step.
     over: the mesh axes that time is over, inside `jax.shard_map`; T is then the
       number of this device's steps.
-
-  Returns:
-    h, each [T, ...].
   """
   return _linear_scan((solve, reverse, over), (a, b, h0))
 
@@ -290,19 +276,15 @@ def affine(a: Any, b: Vector, h: Vector) -> Vector:
   return linear_maps.add(linear_maps.times(a, h, beside), b)
 
 
-def _fold(a, b, h0, reverse):
-  """Adds the contribution of the initial h to the first step."""
-  first = -1 if reverse else 0
-  of_first = lambda tree: jax.tree.map(lambda x: x[first], tree)
-  start = affine(of_first(a), of_first(b), h0)
-  return jax.tree.map(lambda x, y: x.at[first].set(y), b, start)
-
-
 def _solve(static, a, b, h0):
   """Returns h, and the h before the first step: h0 where time is whole."""
   solve, reverse, over = static
   if not over:
-    return solve(a, _fold(a, b, h0, reverse), reverse), h0
+    first = -1 if reverse else 0
+    of_first = lambda tree: jax.tree.map(lambda x: x[first], tree)
+    start = affine(of_first(a), of_first(b), h0)
+    b = jax.tree.map(lambda x, y: x.at[first].set(y), b, start)
+    return solve(a, b, reverse), h0
   # An A that is free of time is not told from one of a single step.
   a = jax.tree.map(lambda x: jnp.broadcast_to(x, b[0].shape), a)
   a, b = _prefixes(solve, a, b, reverse)
@@ -365,9 +347,6 @@ def _summed(d: Array, like: Array) -> Array:
 
 
 _linear_scan = autodiff.differentiable(_forward, _tangent, _adjoint)
-
-
-Carry = cell_lib.Carry
 
 
 class Pointwise(NamedTuple):
@@ -488,12 +467,7 @@ def _in_blocks(compose, elements, *, reverse: bool):
 
   The first works on all blocks of time at once, the second on their totals.
   That is half the work, and a small part of the program to be compiled. A CPU
-  has no use for more in parallel.
-
-  Args:
-    compose: function for `lax.associative_scan`; it broadcasts leading axes.
-    elements: arrays [T, ...].
-    reverse: whether time runs from the last step to the first.
+  has no use for more in parallel. Arguments are as in `over_time`.
   """
   time = jax.tree.leaves(elements)[0].shape[0]
   split, join, _ = _blocks_of(time, reverse)

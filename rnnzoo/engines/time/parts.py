@@ -20,18 +20,20 @@ import jax.numpy as jnp
 
 from rnnzoo import cell as cell_lib
 
-# One branch for all rows of a `jax.vmap`.
-#
-# Under `jax.vmap` a `lax.cond` whose predicate differs between rows runs both
-# branches, and a `lax.while_loop` selects in every round. If one predicate
-# holds for all rows, one branch runs.
-
-
 Array = jax.Array
+Carry = cell_lib.Carry
+
+# A part has about as many steps as there are parts, up to this.
+_LONGEST = 32
 
 
 def for_all_mapped(flag: Array) -> Array:
-  """Returns the flag; under `jax.vmap`, whether it holds in all of its rows."""
+  """Returns the flag; under `jax.vmap`, whether it holds in all of its rows.
+
+  Under `jax.vmap` a `lax.cond` whose predicate differs between rows runs both
+  branches, and a `lax.while_loop` selects in every round. If one predicate
+  holds for all rows, one branch runs.
+  """
   return _for_all_mapped_p.bind(flag)
 
 
@@ -49,12 +51,6 @@ def _for_all_rows(args, dims):
 
 
 batching.primitive_batchers[_for_all_mapped_p] = _for_all_rows
-
-
-Carry = cell_lib.Carry
-
-# A part has about as many steps as there are parts, up to this.
-_LONGEST = 32
 
 
 class Parts:
@@ -157,19 +153,15 @@ class Parts:
     return jnp.flip(x, 0) if self._reverse else x
 
 
-# Parts of time as sequences of their own, for kernels that take many at once.
-#
-# A sequence of T steps is cut into C parts of L steps, which stand side by side
-# either in the batch, [B, T, ..., F] -> [B C, L, ..., F], which moves nothing
-# in memory, or in the features, -> [1, L, ..., B C F]. A kernel has 128 lanes
-# for features, and few features would leave most lanes empty.
-#
-# Small arrays have a row for each part, [C, B F], in the order of the loop.
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fold:
-  """How time is cut.
+  """Parts of time as sequences of their own, for kernels that take many.
+
+  A sequence of T steps is cut into C parts of L steps, which stand side by side
+  either in the batch, [B, T, ..., F] -> [B C, L, ..., F], which moves nothing
+  in memory, or in the features, -> [1, L, ..., B C F]. A kernel has 128 lanes
+  for features, and few features would leave most lanes empty. Small arrays have
+  a row for each part, [C, B F], in the order of the loop.
 
   Attributes:
     batch: B.
