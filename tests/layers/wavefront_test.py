@@ -69,7 +69,7 @@ def in_parts(parts, runs=by_scan):
     patch = lambda *args: stack.enter_context(mock.patch.object(*args))
     patch(choice, 'parts_of_wavefront', lambda time, kernel: parts)
     patch(api, 'at_once', lambda *args, **options: True)
-    patch(selection, 'is_first', lambda *args: True)
+    patch(selection, 'is_kernel_first', lambda *args: True)
     if runs is by_scan:
       patch(devices, 'current', lambda: None)
     yield patch(levels_lib, '_run_levels', mock.Mock(side_effect=runs))
