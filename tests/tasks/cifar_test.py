@@ -122,12 +122,16 @@ class TaskTest(parameterized.TestCase):
     # Each is scaled.
     images = np.random.RandomState(0).rand(9, 4, 4, 3).astype(np.float32)
     images *= [0.1, 1.0, 2.0]
-    shift, scale = cifar._scaling('standard', images)
+    task = make_task(sequence='pixel', scaling='standard')
+    task._white, task._image = 1, images.shape[1:]
+    shift, scale = task._find_scaling(images)
     scaled = (images - shift) / scale
     np.testing.assert_allclose(scaled.mean((0, 1, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(scaled.std((0, 1, 2)), 1, atol=1e-5)
-    shift, scale = cifar._scaling('symmetric', images)
-    np.testing.assert_array_equal(shift, [0.5] * 3)
+    shift, _ = make_task(sequence='row', scaling='symmetric')._find_scaling(
+        images
+    )
+    np.testing.assert_array_equal(shift, 0.5)
 
   def inputs_of(self, task, examples, seed=None):
     @jax.jit

@@ -156,7 +156,7 @@ class TfdsTest(parameterized.TestCase):
     ]
     splits = {'train': make(3), 'test': make(1)}
     prepare('made_columns', self.directory, features, ('x', 'y'), splits)
-    message = "tfds:made_columns', 'test': x has 1 columns, but 3 in 'train'"
+    message = "made_columns', 'test' must be like train, with 3 .* has 1 col"
     with self.assertRaisesRegex(ValueError, message):
       self.sequences('made_columns')
 

@@ -58,11 +58,15 @@ class SequentialCifar(smnist.SequentialImages):
     return images
 
   def _find_scaling(self, images):
-    channels = images / np.float32(self._white)
+    channels = np.split(
+        images / np.float32(self._white), images.shape[-1], axis=-1
+    )
+    name = self._data.scaling
+    pairs = [smnist.scaling(name, channel) for channel in channels]
     # A step has the channels of one pixel, or of a row's.
-    repeats = self._features // images.shape[-1]
-    shift, scale = _scaling(self._data.scaling, channels)
-    return np.tile(shift, repeats), np.tile(scale, repeats)
+    repeats = self._features // len(pairs)
+    shift, scale = np.tile(np.array(pairs, np.float32).T, repeats)
+    return shift, scale
 
   def _examples(self, images, labels):
     index = np.arange(len(images), dtype=np.int32)
@@ -111,14 +115,3 @@ class SequentialCifar(smnist.SequentialImages):
       keys = jax.vmap(jax.random.fold_in, (None, 0))(key, inputs['index'])
       noise = jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
     return jnp.concatenate([x, noise], axis=1)
-
-
-def _scaling(name: str, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (shift, scale) of each channel: x becomes (x - shift) / scale.
-
-  Images, of the training split, are from 0 to 1, [N, height, width, channels].
-  """
-  channels = np.split(images, images.shape[-1], axis=-1)
-  pairs = [smnist.scaling(name, channel) for channel in channels]
-  shift, scale = np.array(pairs, np.float32).T
-  return shift, scale

@@ -52,7 +52,9 @@ def load(
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir',), 'source')
-    return _digits()
+    return _with_channel(
+        dataclasses.replace(mnist.load_digits(), name=DIGITS_NAME)
+    )
   if data.manual_dir:
     name = 'config.data.manual_dir'
     path = fields.expand_directory(data.manual_dir, name) / ARCHIVE
@@ -64,9 +66,7 @@ def load(
   )
   if data.source == 'cifar10':
     raise FileNotFoundError(where)
-  print(f'WARNING: {where}.', flush=True)
-  print(f'WARNING: this run trains on {DIGITS_NAME}.', flush=True)
-  return _digits()
+  return _with_channel(mnist.stand_in(where, DIGITS_NAME))
 
 
 def read_archive(
@@ -92,12 +92,9 @@ def read_archive(
   return mnist.Images(NAME, *arrays, white=255, class_names=CLASS_NAMES)
 
 
-def _digits() -> mnist.Images:
-  """Returns scikit-learn's digits, with an axis of one channel."""
-  digits = mnist.load_digits()
+def _with_channel(digits: mnist.Images) -> mnist.Images:
   return dataclasses.replace(
       digits,
-      name=DIGITS_NAME,
       train_images=digits.train_images[..., np.newaxis],
       test_images=digits.test_images[..., np.newaxis],
   )

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import os
 import pathlib
-import threading
 import types
 import urllib.request
 
@@ -26,9 +25,7 @@ CHECKSUMS: Mapping[str, str] = types.MappingProxyType(
 
 # The largest has 9.9 MB.
 _MOST_BYTES = 16 * 2**20
-
-# The smallest of the four, 4.5 kB, which the probe of the network fetches.
-_SMALLEST = 't10k-labels-idx1-ubyte.gz'
+_TIMEOUT = 10.0  # Seconds without an answer.
 
 
 def read(
@@ -40,8 +37,6 @@ def read(
   the length of each axis as a big-endian int32, and the data in C order. A file
   that has the right checksum is one.
   """
-  if not directory.is_dir():
-    raise FileNotFoundError(f'the data directory {directory} does not exist')
   missing = [name for name in checksums if not (directory / name).is_file()]
   if missing:
     raise FileNotFoundError(f'{directory} lacks {", ".join(missing)}')
@@ -67,28 +62,6 @@ def check_sum(path: pathlib.Path, expected: str, name: str) -> None:
     )
 
 
-def reachable(timeout: float = 4.0) -> bool:
-  """Returns whether MNIST can be downloaded from here, within `timeout` s.
-
-  It fetches the smallest file and checks it, so that neither a dead name server
-  nor a log-in page counts as a network.
-  """
-  answers = []
-
-  def probe():
-    try:
-      answers.append(_fetch(_SMALLEST, timeout))
-    except (OSError, http.client.HTTPException):
-      pass  # No answer is the answer.
-
-  # Looking a name up knows no timeout, so a thread that may be left behind does
-  # it.
-  thread = threading.Thread(target=probe, daemon=True)
-  thread.start()
-  thread.join(timeout)
-  return bool(answers)
-
-
 def download(directory: pathlib.Path) -> None:
   """Fetches each of the four files that `directory` lacks.
 
@@ -102,7 +75,7 @@ def download(directory: pathlib.Path) -> None:
       continue
     partial = path.with_suffix(f'.{os.getpid()}.part')
     try:
-      partial.write_bytes(_fetch(name, 30.0))
+      partial.write_bytes(_fetch(name))
     except (OSError, http.client.HTTPException) as error:
       raise ConnectionError(
           f'could not download {URL + name} ({error}); fetch the four files by'
@@ -111,9 +84,9 @@ def download(directory: pathlib.Path) -> None:
     os.replace(partial, path)
 
 
-def _fetch(name: str, timeout: float) -> bytes:
+def _fetch(name: str) -> bytes:
   """Returns a file from the network, or raises OSError if it is another."""
-  with urllib.request.urlopen(URL + name, timeout=timeout) as response:
+  with urllib.request.urlopen(URL + name, timeout=_TIMEOUT) as response:
     content = response.read(_MOST_BYTES)
   if hashlib.md5(content).hexdigest() != CHECKSUMS[name]:
     raise OSError('the answer is another file')

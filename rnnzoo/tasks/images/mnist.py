@@ -8,7 +8,6 @@ and no substitute for the result. `Images.name` tells the two apart everywhere.
 
 from collections.abc import Mapping
 import dataclasses
-import pathlib
 
 import ml_collections
 import numpy as np
@@ -51,7 +50,7 @@ def load(
   The data are `config.data`, and the checksums the MD5 sums of MNIST's files.
 
   Raises:
-    ConnectionError: the network went away in the middle of a download.
+    ConnectionError: MNIST must be downloaded, and cannot be.
   """
   if data.source == 'digits':
     fields.check_unread(data, ('manual_dir', 'data_dir'), 'source')
@@ -66,26 +65,23 @@ def load(
         data.data_dir or '~/.cache/rnnzoo/mnist', 'config.data.data_dir'
     )
     if not all((directory / name).is_file() for name in checksums):
-      if not idx.reachable():
-        return _stand_in(data.source, directory)
-      idx.download(directory)
+      try:
+        idx.download(directory)
+      except ConnectionError as error:
+        if data.source == 'mnist':
+          raise
+        return stand_in(str(error), DIGITS_NAME)
   train, train_labels, test, test_labels = idx.read(directory, checksums)
   print(f'data: MNIST, from {directory}', flush=True)
   labels = train_labels.astype(np.int32), test_labels.astype(np.int32)
   return Images('MNIST', train, labels[0], test, labels[1], white=255)
 
 
-def _stand_in(source: str, directory: pathlib.Path) -> Images:
-  """Returns the digits with a warning, unless the source must be MNIST."""
-  where = (
-      f'MNIST is not in {directory} and cannot be downloaded from here; pass'
-      ' the directory of its four IDX files as --config.data.manual_dir'
-  )
-  if source == 'mnist':
-    raise FileNotFoundError(where)
-  print(f'WARNING: {where}.', flush=True)
-  print(f'WARNING: this run trains on {DIGITS_NAME}.', flush=True)
-  return load_digits()
+def stand_in(reason: str, name: str) -> Images:
+  """Returns the digits under a name, with a warning that tells the reason."""
+  print(f'WARNING: {reason}.', flush=True)
+  print(f'WARNING: this run trains on {name}.', flush=True)
+  return dataclasses.replace(load_digits(), name=name)
 
 
 def load_digits() -> Images:

@@ -23,13 +23,13 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
+from rnnzoo.tasks.series import sequence_arrays
 
 SOURCES = ('motions', *ntu_files.DATASETS)
 
@@ -107,10 +107,11 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
           f'config.data.source={data.source} has {len(self.class_names)}'
           f' classes, but {data.data_dir} has A{labels.max() + 1:03}'
       )
-    train, validation = smnist.split_validation(
-        int(trains.sum()), data.validation_fraction, data.split_seed
-    )
     (training,) = np.nonzero(trains)
+    size = round(len(training) * data.validation_fraction)
+    train, validation = sequence_arrays.split_off(
+        np.zeros(len(training), bool), size, data.split_seed
+    )
     splits: dict[str, protocol.Examples] = {}
     for split, indices, samplings in (
         ('train', training[train], None),

@@ -109,12 +109,6 @@ def _read_all(data: ml_collections.ConfigDict):
     )
   everyone = np.unique(people)
   size = max(1, round(len(everyone) * data.validation_fraction))
-  if size == len(everyone):
-    raise ValueError(
-        f'config.data.validation_fraction={data.validation_fraction} leaves'
-        f' nobody to train on, of the {size} people in {directory}, each of'
-        ' whom trains or validates'
-    )
   _, chosen = sequence_arrays.split_off(
       np.zeros(len(everyone), np.int32), size, data.split_seed
   )

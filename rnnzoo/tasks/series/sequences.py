@@ -212,9 +212,7 @@ def _read_tfds(
     if not is_image:  # They have dark edges.
       x = npz.checked(x, lengths, data.missing, f'{place}: x')
     splits[name] = sequence_arrays.Sequences(x, lengths, labels)
-    sequence_checks.check_fit(
-        place, splits[name], "'train'", splits['train'], every_step=False
-    )
+    sequence_checks.check_fit(place, splits[name], 'train', splits['train'])
   return found.name, splits
 
 

@@ -56,10 +56,8 @@ def read(
     parts = {str(file): npz.read(file, form) for file in files}
   else:
     parts = {f'{name} {s}': _load(name, s, place, form) for s in SPLITS}
-  (first_name, first), (other_name, other) = parts.items()
-  sequence_checks.check_fit(
-      other_name, other, first_name, first, every_step=False
-  )
+  first, other = parts.items()
+  sequence_checks.check_fit(*other, *first)
   return dict(zip(SPLITS, parts.values(), strict=True))
 
 
