@@ -74,13 +74,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Weights are drawn from N(0, init_std^2), and biases are zero; 0 for the
   # layers' own initialisers.
   model.init_std = 0.0
-  # The chance that a step of training sees the target's own token, at first;
-  # else it sees the one that the model finds most likely.
+  # The chance that a step of training sees the target's own token; else it sees
+  # the one that the model finds most likely.
   model.teacher_forcing = 1.0
-  # The same in the end.
-  model.teacher_forcing_end = 1.0
-  # Steps of training from one to the other.
-  model.teacher_forcing_steps = 1000
   model.lock()
   model.options.unlock()
   model.last_layer_options.unlock()

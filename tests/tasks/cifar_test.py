@@ -17,7 +17,6 @@ import pytest
 
 from configs import base_cifar
 from rnnzoo.tasks.images import cifar
-from rnnzoo.tasks.images import cifar_files
 
 NAMES = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
 
@@ -61,7 +60,7 @@ class FilesTest(absltest.TestCase):
     checksum = write_archive(self.path, self.contents)
     data = make_config(source='auto', manual_dir=str(self.directory)).data
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      images = cifar_files.load(data, checksum)
+      images = cifar.load(data, checksum)
     self.assertIn('data: CIFAR-10, from', out.getvalue())
     self.assertEqual(images.train_images.shape, (10, 32, 32, 3))
     self.assertEqual(images.test_images.shape, (2, 32, 32, 3))
@@ -75,16 +74,16 @@ class FilesTest(absltest.TestCase):
   def test_another_archive(self):
     write_archive(self.path, self.contents)
     with self.assertRaisesRegex(ValueError, 'has the MD5 sum'):
-      cifar_files.read_archive(self.path)
+      cifar.read_archive(self.path)
 
   @pytest.mark.slow
   def test_not_there(self):
     data = make_config(source='cifar10').data
     with self.assertRaisesRegex(FileNotFoundError, 'config.data.manual_dir'):
-      cifar_files.load(data)
+      cifar.load(data)
     data.source = 'auto'
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      images = cifar_files.load(data)
+      images = cifar.load(data)
     name = 'scikit-learn digits (8 x 8), NOT CIFAR-10'
     self.assertIn(f'WARNING: this run trains on {name}', out.getvalue())
     self.assertEqual(images.name, name)
@@ -92,7 +91,7 @@ class FilesTest(absltest.TestCase):
     self.assertEqual(images.train_images.shape, (1437, 8, 8, 1))
     data.manual_dir = str(self.directory / 'nowhere')
     with self.assertRaisesRegex(FileNotFoundError, 'does not exist; it is at'):
-      cifar_files.load(data)
+      cifar.load(data)
 
 
 class TaskTest(parameterized.TestCase):

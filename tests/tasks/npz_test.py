@@ -198,14 +198,14 @@ class FolderTest(parameterized.TestCase):
     np.testing.assert_array_equal(found['train'].x[:24, 6:], 0)
 
   @parameterized.parameters(
-      (('train', 'more'), {}, 'more.npz belongs to no split'),
-      (('test',), {}, 'no train.npz'),
+      (('train', 'more'), {}, 'must hold train.npz'),
+      (('test',), {}, 'must hold train.npz'),
       (('test', 'train'), {'x': np.zeros((24, 6, 3))}, 'it has 3 columns'),
-      (('Train', 'Test'), {}, 'looks like a split'),
-      (('train', 'Test'), {}, 'Test.npz belongs to no split'),
-      (('training', 'more'), {}, 'training.npz looks like'),
-      (('a', 'val'), {}, 'val.npz looks'),
-      (('mine_TRAIN', 'mine_TEST'), {}, 'name splits train.npz'),
+      (('Train', 'Test'), {}, 'must hold train.npz'),
+      (('train', 'Test'), {}, 'must hold train.npz'),
+      (('training', 'more'), {}, 'must hold train.npz'),
+      (('a', 'val'), {}, 'must hold train.npz'),
+      (('mine_TRAIN', 'mine_TEST'), {}, 'must hold train.npz'),
       (('test', 'train'), {'y': ['a', 'b'] * 12}, 'text .. as y'),
       (
           ('test', 'train'),

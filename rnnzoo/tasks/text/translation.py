@@ -13,6 +13,7 @@ References:
 from collections.abc import Mapping
 import functools
 import itertools
+import pathlib
 from typing import Any
 
 from absl import logging
@@ -43,9 +44,7 @@ EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
 _EXAMPLES = 20
 
 _SPLITS = ('train', 'validation', 'test')
-_PATHS = tuple(
-    f'{part}_{side}' for part in _SPLITS for side in ('source', 'target')
-)
+_SIDES = ('source', 'target')
 _DATA_RULES: fields.Rules = {
     'source': fields.Rule(
         "'dates', 'files' or 'tfds:<name>'",
@@ -53,7 +52,7 @@ _DATA_RULES: fields.Rules = {
         or (isinstance(value, str) and tfds_sets.is_source(value)),
     ),
     'data_dir': fields.text(),
-    **{name: fields.text() for name in _PATHS},
+    **{f'{part}_{side}': fields.text() for part in _SPLITS for side in _SIDES},
     'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
     'dates_seed': fields.seed(),
     'source_tokens': fields.one_of(vocabularies.KINDS),
@@ -74,28 +73,9 @@ _MODEL_RULES: fields.Rules = {
     'is_bidirectional': fields.flag(),
     'init_std': fields.number(0),
     'teacher_forcing': fields.number(0, 1),
-    'teacher_forcing_end': fields.number(0, 1),
-    'teacher_forcing_steps': fields.integer(1),
     'label_smoothing': fields.number(0, 1, below=True),
     'norm': fields.optional(fields.one_of(('layer',))),
 }
-
-
-class TrainingSteps(nnx.Variable):
-  """How many steps of training a model has seen, int32 []."""
-
-
-class ScheduledSeq2Seq(models.Seq2Seq):
-  """A model whose teacher forcing depends on the step of training.
-
-  Attributes:
-    training_steps: the number of steps in training so far.
-  """
-
-  def __init__(self, *args, **options):
-    """Creates the parameters; see `models.Seq2Seq`."""
-    super().__init__(*args, **options)
-    self.training_steps = TrainingSteps(jnp.zeros((), jnp.int32))
 
 
 class Translation(protocol.ConfigTask):
@@ -202,8 +182,7 @@ class Translation(protocol.ConfigTask):
         rngs,
         _stack_without_dropout,
     )
-    make = models.Seq2Seq if self._always_forced() else ScheduledSeq2Seq
-    built = make(
+    built = models.Seq2Seq(
         encoder,
         decoder,
         num_source_tokens=len(self.source_vocabulary),
@@ -229,7 +208,7 @@ class Translation(protocol.ConfigTask):
         jnp.asarray(examples['source']),
         target[:, :-1],
         source_lengths=jnp.asarray(examples['source_length']),
-        teacher_forcing=1.0 if rngs is None else self._teacher_forcing(model),
+        teacher_forcing=1.0 if rngs is None else self._model.teacher_forcing,
         rngs=rngs,
     ).astype(jnp.float32)
     losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -302,7 +281,6 @@ class Translation(protocol.ConfigTask):
         'num_source_tokens': len(self.source_vocabulary),
         'num_target_tokens': len(self.target_vocabulary),
         'left_out_of_training': self.left_out,
-        'unknown_words_of_the_test': self._unknown('test'),
         'examples': examples,
     }
 
@@ -315,20 +293,6 @@ class Translation(protocol.ConfigTask):
       path.write_text('\n'.join([f'{title}\n', *parts]), encoding='utf-8')
 
     return protocol.Report(numbers, {'translations.txt': write})
-
-  def _always_forced(self) -> bool:
-    model = self._model
-    return model.teacher_forcing == model.teacher_forcing_end == 1
-
-  def _teacher_forcing(self, model: Any) -> float | jax.Array:
-    """Returns the rate of this step, and counts it."""
-    if self._always_forced():
-      return 1.0
-    start, end = self._model.teacher_forcing, self._model.teacher_forcing_end
-    steps = model.training_steps
-    done = jnp.minimum(steps[...] / self._model.teacher_forcing_steps, 1.0)
-    steps[...] = steps[...] + 1
-    return start + (end - start) * done
 
   def _decode(self, num_beams, model, source, lengths) -> decoding.Decoded:
     return model.decode(
@@ -360,19 +324,6 @@ class Translation(protocol.ConfigTask):
     is_text = BLEU in self.metrics
     return exact | (translation_decoding.bleu(*given) if is_text else {})
 
-  def _unknown(self, split: str) -> dict[str, float]:
-    """Returns the share of a split's tokens that are not in a vocabulary.
-
-    The ends of lines, which are tokens of the model, are none of the text.
-    """
-    shares = {}
-    parts = protocol.buckets(self.splits[split])
-    for name in ('source', 'target'):
-      unknown = sum(np.sum(part[name] == decoding.UNKNOWN) for part in parts)
-      total = sum(np.sum(part[f'{name}_length'] - 1) for part in parts)
-      shares[name] = float(unknown / max(total, 1))
-    return shares
-
 
 def _bidirectional_stack(factories, *args, **options) -> rnnzoo.Stack:
   """Returns a stack of which each layer runs in both directions."""
@@ -391,13 +342,6 @@ def _read(
   """Returns the name of the data, and pairs of lines by split."""
   if not tfds_sets.is_source(data.source):
     fields.check_unread(data, ('data_dir',), 'source')
-  # Not refused: some configs name files.
-  if data.source != 'files' and (paths := [p for p in _PATHS if data[p]]):
-    logging.warning(
-        'config.data.source=%r is read, and not the files of config.data.%s.',
-        data.source,
-        ', '.join(paths),
-    )
   if data.source == 'dates':
     parts = text_files.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
@@ -408,13 +352,12 @@ def _read(
       name: text_files.read_parallel(
           data[f'{name}_source'],
           data[f'{name}_target'],
-          (f'config.data.{name}_source', f'config.data.{name}_target'),
+          [f'config.data.{name}_{side}' for side in _SIDES],
       )
       for name in _SPLITS
   }
-  last = lambda path: path.replace('\\', '/').split('/')[-1]
-  dataset = f'{last(data.train_source)} to {last(data.train_target)}'
-  return dataset, lines
+  names = (pathlib.PurePath(data[f'train_{side}']).name for side in _SIDES)
+  return ' to '.join(names), lines
 
 
 def _draw(model: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
