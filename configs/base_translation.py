@@ -47,9 +47,6 @@ def get_config() -> ml_collections.ConfigDict:
   data.min_count = 1
   # The greatest number of tokens of each language; the most frequent stay.
   data.vocabulary_size = 100000
-  # Pairs to train on with more tokens are left out, and counted in the report;
-  # 0 for none.
-  data.max_length = 0
   # Training pairs are sorted into so many groups by length, at most; a batch is
   # of one group.
   data.num_buckets = 1

@@ -225,7 +225,6 @@ class TaskTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({'source': 'files'}, 'data.train_source must name a text file in UTF-8'),
-      ({'max_length': 1}, 'every pair of lines to train on has'),
       ({'target_tokens': 'letters'}, 'target_tokens must be one of'),
       ({'num_beams': 0}, 'num_beams must be an integer from 1'),
   )

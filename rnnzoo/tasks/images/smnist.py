@@ -204,9 +204,6 @@ class SequentialMnist(SequentialImages):
     pixels = self._sequences(images) / self._white
     return scaling(self._data.scaling, pixels)
 
-  def describe(self):
-    return {**super().describe(), 'in_features': self._features}
-
 
 def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.

@@ -16,6 +16,7 @@ from rnnzoo import settings
 from rnnzoo.models import decoding
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
+from rnnzoo.tasks.series import sequence_arrays
 
 
 def read(path: str, field: str) -> str:
@@ -162,26 +163,29 @@ def buckets(
   parts = []
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
-    sources = [[*pairs[0][i], decoding.END] for i in places]
+    source, source_length = pad([[*pairs[0][i], decoding.END] for i in places])
     targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
+    target, length = pad(targets)
     parts.append(
         {
-            'source': pad(sources),
-            'source_length': np.array(list(map(len, sources)), np.int32),
-            'target': pad(targets),
-            'target_length': np.array(list(map(len, targets)), np.int32) - 1,
+            'source': source,
+            'source_length': source_length,
+            'target': target,
+            'target_length': length - 1,
         }
     )
   return parts
 
 
-def pad(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
-  """Returns tokens as one array [rows, at least width], padding behind them."""
-  width = max([width, *map(len, rows)])
-  array = np.full((len(rows), width), decoding.PAD, np.int32)
-  for row, tokens in zip(array, rows, strict=True):
-    row[: len(tokens)] = tokens
-  return array
+def pad(
+    rows: Sequence[Sequence[int]], width: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (tokens as one array [rows, width], 0 behind them; lengths).
+
+  Without a width it is that of the longest row.
+  """
+  arrays = [np.array(row, np.int32) for row in rows]
+  return sequence_arrays.pad(arrays, width)
 
 
 # Dates as people write them, and as ISO 8601 does; made from a seed.

@@ -16,12 +16,10 @@ import itertools
 import pathlib
 from typing import Any
 
-from absl import logging
 from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 import optax
 
 import rnnzoo
@@ -60,7 +58,6 @@ _DATA_RULES: fields.Rules = {
     'lowercase': fields.flag(),
     'min_count': fields.integer(1),
     'vocabulary_size': fields.integer(5, 10**7),
-    'max_length': fields.integer(0),
     'num_buckets': fields.integer(1, 20),
     'output_length': fields.integer(1, 10**4),
     'num_beams': fields.integer(1, 1000),
@@ -87,8 +84,6 @@ class Translation(protocol.ConfigTask):
     metrics: exact match first for dates, BLEU for text.
     source_vocabulary: vocabulary of the source lines to train on.
     target_vocabulary: vocabulary of the target lines to train on.
-    left_out: pairs of lines that are longer than `config.data.max_length`; only
-      pairs to train on are ever left out.
   """
 
   rules = _DATA_RULES
@@ -124,24 +119,7 @@ class Translation(protocol.ConfigTask):
         for name, (sources, targets) in self._lines.items()
     }
     longest = text_files.longest(pairs['train'])
-    keeps = longest <= (data.max_length or np.inf)
-    self.left_out = int(np.sum(~keeps))
-    if not keeps.any():
-      raise ValueError(
-          'every pair of lines to train on has more than config.data.max_length'
-          f' = {data.max_length} tokens'
-      )
-    if self.left_out:
-      logging.warning(
-          '%d of %d pairs of lines to train on have more than'
-          ' config.data.max_length = %d tokens and are left out.',
-          self.left_out,
-          len(keeps),
-          data.max_length,
-      )
-    kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
-    pairs['train'] = kept[0], kept[1]
-    cuts = text_files.boundaries(longest[keeps], data.num_buckets)
+    cuts = text_files.boundaries(longest, data.num_buckets)
     parts = {k: text_files.buckets(part, cuts) for k, part in pairs.items()}
     # One bucket is not a list of buckets: several seeds can train at once.
     self.splits: Mapping[str, protocol.Split] = {
@@ -280,7 +258,6 @@ class Translation(protocol.ConfigTask):
     numbers = {
         'num_source_tokens': len(self.source_vocabulary),
         'num_target_tokens': len(self.target_vocabulary),
-        'left_out_of_training': self.left_out,
         'examples': examples,
     }
 
