@@ -26,6 +26,13 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
+  # 'files' for those of data.path, or 'tfds:<name>' for a set of TFDS whose
+  # examples are images or numbers with a class, as 'tfds:fashion_mnist'.
+  data.source = 'files'
+  # Where TFDS keeps its sets; '' for its default.
+  data.data_dir = ''
+  # Images of TFDS as sequences: of a 'row' or a 'pixel' a step.
+  data.sequence = 'row'
   # An .npz file, or a folder of them.
   data.path = ''
   # 'classification', whose y holds integers, booleans or strings, or

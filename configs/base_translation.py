@@ -14,8 +14,12 @@ def get_config() -> ml_collections.ConfigDict:
 
   data = config.data
   data.unlock()
-  # 'dates', which are made on the spot, or 'files'.
+  # 'dates', which are made on the spot, 'files', or 'tfds:<name>' for a set of
+  # TFDS, as 'tfds:wmt16_translate/de-en', whose supervised keys say which
+  # language is the source.
   data.source = 'dates'
+  # Where TFDS keeps its sets; '' for its default.
+  data.data_dir = ''
   # Files of one sentence a line, UTF-8, plain or .gz; line n of a source
   # belongs to line n of its target.
   data.train_source = ''

@@ -85,12 +85,14 @@ class ConfigsTest(parameterized.TestCase):
   @parameterized.parameters(
       ('cifar', 'manual_dir'),
       ('har', 'manual_dir'),
+      ('sequences', 'data_dir', 'tfds:some'),
       ('sequences', 'path'),
       ('skeletons', 'data_dir', 'ntu60'),
       ('smnist', 'data_dir'),
       ('smnist', 'manual_dir'),
       ('text', 'path'),
       ('time_series', 'manual_dir'),
+      ('translation', 'data_dir', 'tfds:some'),
       ('translation', 'train_source', 'files'),
   )
   def test_names_a_path_that_cannot_be(self, task, field, source=None):
@@ -118,6 +120,9 @@ class ConfigsTest(parameterized.TestCase):
       ('cifar', 'sequence', 'permuted', 'noise_seed', 1, 0),
       ('cifar', 'sequence', 'pixel', 'permutation_seed', 1, 0),
       ('cifar', 'source', 'digits', 'manual_dir'),
+      ('sequences', 'source', 'files', 'sequence', 'pixel', 'row'),
+      ('sequences', 'source', 'files', 'data_dir'),
+      ('sequences', 'source', 'tfds:some', 'path'),
       ('skeletons', 'source', 'motions', 'data_dir'),
       ('skeletons', 'source', 'motions', 'missing_list'),
       ('smnist', 'sequence', 'row', 'permutation_seed', 1, 0),
@@ -125,6 +130,8 @@ class ConfigsTest(parameterized.TestCase):
       ('smnist', 'manual_dir', 'elsewhere', 'data_dir'),
       ('smnist', 'source', 'digits', 'manual_dir'),
       ('time_series', 'split', 'archive', 'test_fraction', 0.2, 0.15),
+      ('translation', 'source', 'dates', 'data_dir'),
+      ('translation', 'source', 'files', 'data_dir'),
   )
   def test_sets_a_field_that_nothing_reads(
       self, task, choice, chosen, field, value='/nowhere', default=''

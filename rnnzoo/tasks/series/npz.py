@@ -67,20 +67,9 @@ def parse(
       row='sequence',
   )
   y = _answers(arrays['y'], form, x.shape[:2], name)
-  if sentence := sequence_checks.padding(x, lengths):
-    print(f'WARNING: data: {name}: x: {sentence}', flush=True)
+  x = checked(x, lengths, form.missing, f'{name}: x')
   found = sequence_arrays.Sequences(x, lengths, y)
   valid, known = found.valid(), found.known(form.every_step)
-  advice = "--config.data.missing='zero' allows NaN in x"
-  array_checks.finite(
-      x,
-      valid,
-      f'{name}: x',
-      allow_nan=form.missing == 'zero',
-      advice=advice if form.missing == 'refuse' else '',
-  )
-  if not valid.all():  # Nothing may be left of values in the padding.
-    x = np.where(valid[..., None], x, x.dtype.type(0))
   if form.every_step and not known.any(1).all():
     raise ValueError(
         f'{name}: y must have an answer for one step of each sequence at least;'
@@ -92,7 +81,29 @@ def parse(
   if form.every_step:
     y = y.copy()
     y[~valid] = np.zeros((), y.dtype)
-  return found._replace(x=x, y=y)
+  return found._replace(y=y)
+
+
+def checked(
+    x: np.ndarray, lengths: np.ndarray, missing: str, name: str
+) -> np.ndarray:
+  """Returns x [N, T, F] as `Sequences` have it; tells of possible padding.
+
+  Lengths are int [N], `missing` is as in `Form`, and the name is for errors.
+  """
+  if sentence := sequence_checks.padding(x, lengths):
+    print(f'WARNING: data: {name}: {sentence}', flush=True)
+  valid = np.arange(x.shape[1]) < lengths[:, None]
+  advice = "--config.data.missing='zero' allows NaN in x"
+  array_checks.finite(
+      x,
+      valid,
+      name,
+      allow_nan=missing == 'zero',
+      advice=advice if missing == 'refuse' else '',
+  )
+  # Nothing may be left of values in the padding.
+  return x if valid.all() else np.where(valid[..., None], x, x.dtype.type(0))
 
 
 def load(

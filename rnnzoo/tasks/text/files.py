@@ -12,8 +12,10 @@ import zlib
 from absl import logging
 import numpy as np
 
+from rnnzoo import settings
 from rnnzoo.models import decoding
 from rnnzoo.tasks import fields
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.series import sequence_arrays
 
 
@@ -89,6 +91,45 @@ def _read(path: str, field: str) -> list[str]:
   if not text:
     raise ValueError(f'{path} has no lines')
   return text.removesuffix('\n').split('\n')
+
+
+def read_tfds(
+    source: str, data_dir: str
+) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
+  """Returns the name of a set 'tfds:<name>', and its pairs of lines by split.
+
+  A split for validation or for the test that the set lacks is the last
+  twentieth of the lines left to train on.
+  """
+  found = tfds_sets.read(source, data_dir)
+  splits = {}
+  for name, examples in found.splits.items():
+    sides = []
+    for side in examples:
+      if wrong := [one for one in side if not isinstance(one, bytes | str)]:
+        raise ValueError(
+            f'config.data.source={source!r} must have texts as inputs and'
+            f' targets; {name!r} has {settings.a(type(wrong[0]))}'
+        )
+      sides.append([_line(text) for text in side])
+    splits[name] = (sides[0], sides[1])
+  for name in ('test', 'validation'):
+    if name not in splits:
+      sources, targets = splits['train']
+      count = len(sources) // 20
+      if not count:
+        raise ValueError(
+            f'config.data.source={source!r} has no split {name!r}, and too few'
+            ' training examples to split it off'
+        )
+      splits[name] = sources[-count:], targets[-count:]
+      splits['train'] = sources[:-count], targets[:-count]
+  return found.name, splits
+
+
+def _line(text: bytes | str) -> str:
+  text = text if isinstance(text, str) else text.decode('utf-8')
+  return ' '.join(text.splitlines())
 
 
 def longest(pairs: tuple[list[list[int]], list[list[int]]]) -> np.ndarray:

@@ -30,6 +30,7 @@ from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
+from rnnzoo.tasks import tfds_sets
 from rnnzoo.tasks.text import files as text_files
 from rnnzoo.tasks.text import translation_decoding
 from rnnzoo.tasks.text import vocabularies
@@ -43,7 +44,12 @@ _EXAMPLES = 20
 _SPLITS = ('train', 'validation', 'test')
 _SIDES = ('source', 'target')
 _DATA_RULES: fields.Rules = {
-    'source': fields.one_of(('dates', 'files')),
+    'source': fields.Rule(
+        "'dates', 'files' or 'tfds:<name>'",
+        lambda value: value in ('dates', 'files')
+        or (isinstance(value, str) and tfds_sets.is_source(value)),
+    ),
+    'data_dir': fields.text(),
     **{f'{part}_{side}': fields.text() for part in _SPLITS for side in _SIDES},
     'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
     'dates_seed': fields.seed(),
@@ -311,10 +317,14 @@ def _read(
     data: ml_collections.ConfigDict,
 ) -> tuple[str, dict[str, tuple[list[str], list[str]]]]:
   """Returns the name of the data, and pairs of lines by split."""
+  if not tfds_sets.is_source(data.source):
+    fields.check_unread(data, ('data_dir',), 'source')
   if data.source == 'dates':
     parts = text_files.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
     return dataset, dict(zip(_SPLITS, parts, strict=True))
+  if data.source != 'files':
+    return text_files.read_tfds(data.source, data.data_dir)
   lines = {
       name: text_files.read_parallel(
           data[f'{name}_source'],
