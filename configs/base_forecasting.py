@@ -35,7 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
   # The units of a window: 'mean' for the mean of |y| in its context, 'standard'
   # for mean and standard deviation.
   data.scaling = 'mean'
-  # 'point', 'quantiles' or 'gaussian'.
+  # 'point', 'quantiles', 'gaussian' or 'student'.
   data.head = 'gaussian'
   # 'autoregressive', which draws paths step by step, or 'seq2seq', whose second
   # layers answer all of the horizon.

@@ -28,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
   # A file in UTF-8, cut into three parts, or a folder with a file for each, as
   # those of PTB and WikiText; '' for the topics of Python's own help.
   data.path = ''
-  # 'characters', 'bytes', 'bpe' (subwords of bytes), or 'words'.
+  # 'characters', 'bytes', 'bpe' and 'unigram' (subwords of bytes), or 'words'.
   data.tokens = 'characters'
   # The most subwords or words; None for 8,192 subwords or all words.
   data.vocabulary_size = config_dict.placeholder(int)

@@ -25,12 +25,16 @@ RANDOM = np.random.RandomState(0)
 
 class HeadsTest(parameterized.TestCase):
 
-  def test_likelihoods_and_quantiles(self):
-    head = 'gaussian'
+  @parameterized.parameters('gaussian', 'student')
+  def test_likelihoods_and_quantiles(self, head):
     outputs = RANDOM.randn(5, 2 * heads.SIZES[head]).astype(np.float32)
     parts = outputs.reshape(5, 2, -1)
     scale = np.logaddexp(0, parts[..., 1]) + 1e-4
-    known = stats.norm(parts[..., 0], scale)
+    if head == 'gaussian':
+      known = stats.norm(parts[..., 0], scale)
+    else:
+      freedom = 2 + np.logaddexp(0, parts[..., 2]) + 1e-4
+      known = stats.t(freedom, parts[..., 0], scale)
     y = RANDOM.randn(5, 2)
     found = heads.losses(outputs, y, head)
     np.testing.assert_allclose(found, -known.logpdf(y), rtol=1e-4)
@@ -131,7 +135,7 @@ class ForecastingTest(parameterized.TestCase):
     )
 
   @parameterized.product(
-      decoder=('autoregressive', 'seq2seq'), head=('gaussian', 'quantiles')
+      decoder=('autoregressive', 'seq2seq'), head=('student', 'quantiles')
   )
   @pytest.mark.slow
   def test_a_trained_model(self, decoder, head):

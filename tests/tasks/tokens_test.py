@@ -19,14 +19,14 @@ class TokensTest(parameterized.TestCase):
 
   @parameterized.parameters(*tokens.KINDS)
   def test_text_and_back(self, kind):
-    size = 300 if kind == 'bpe' else None
+    size = 300 if kind in tokens.SUBWORDS else None
     made = tokens.make(kind, [TEXT, OTHER], size)
     found = made.encode(TEXT + OTHER)
     if kind != 'words':
       self.assertEqual(made.text(found), TEXT + OTHER)
       num_bytes = len((TEXT + OTHER).encode())
       self.assertEqual(made.sizes[found].sum(), num_bytes)
-      share = 0.8 if kind == 'bpe' else 1.0
+      share = 0.8 if kind in tokens.SUBWORDS else 1.0
       self.assertLessEqual(len(found), share * num_bytes)
     described = json.loads(json.dumps(made.described))
     restored = tokens.restore(kind, described)
@@ -38,7 +38,7 @@ class TokensTest(parameterized.TestCase):
     again = tokens.make(kind, [TEXT, OTHER], size)
     self.assertEqual(again.described, made.described)
 
-  @parameterized.parameters('bpe', 'words')
+  @parameterized.parameters(*tokens.SUBWORDS, 'words')
   def test_are_of_the_part_to_train_on(self, kind):
     made = tokens.make(kind, [TEXT, ' other' * 50, ''], None)
     self.assertIn(b' cook', [piece[:5] for piece in made.pieces])
@@ -59,7 +59,7 @@ class TokensTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "^'!z' is not in the text"):
       made.encode('z!a')
     with self.assertRaisesRegex(ValueError, 'part .* to train on is empty'):
-      tokens.make('bpe', ['', 'a'], None)
+      tokens.make('unigram', ['', 'a'], None)
 
 
 if __name__ == '__main__':

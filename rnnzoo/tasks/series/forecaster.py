@@ -118,7 +118,7 @@ class Forecaster(nnx.Module):
     if self.decoder is not None:
       outputs = self.output(self._decoded(past, x, scale, None))
       return heads.distribution(outputs, self._head).squeezed()
-    is_random = self._head == 'gaussian'
+    is_random = self._head in ('gaussian', 'student')
     count = num_paths if is_random else 1
     steps, before = past.shape[1], past[:, :-1]
     before = jnp.pad(before, ((0, 0), (1, 0)), constant_values=jnp.nan)

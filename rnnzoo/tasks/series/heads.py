@@ -6,6 +6,7 @@ deviations from the mean or in units of the scale of a series:
   point      the number itself; squared error
   quantiles  its quantiles at LEVELS; pinball loss
   gaussian   mean and deviation; negative log-likelihood
+  student    location, scale and degrees of freedom; negative log-likelihood
 
 The CRPS is twice the pinball loss, a mean over LEVELS.
 
@@ -29,16 +30,18 @@ import numpy as np
 LEVELS = np.arange(1, 20, dtype=np.float32) / 20
 # Outputs of a model for a number.
 SIZES: Mapping[str, int] = types.MappingProxyType(
-    {'point': 1, 'quantiles': len(LEVELS), 'gaussian': 2}
+    {'point': 1, 'quantiles': len(LEVELS), 'gaussian': 2, 'student': 3}
 )
 _LEAST_SCALE = 1e-4
+# Beyond, Student's t is a normal distribution, and float32 has no digits left.
+_MOST_FREEDOM = 300.0
 
 
 class Distribution(NamedTuple):
   """The distribution of each number of an answer.
 
   Attributes:
-    mean: float32 [..., D]; the median of 'quantiles'.
+    mean: float32 [..., D]; the median of 'quantiles' and 'student'.
     quantiles: float32 [..., D, 19].
     levels: the levels of the quantiles, .05 to .95, [19].
   """
@@ -76,7 +79,14 @@ def losses(outputs: jax.Array, y: jax.Array, head: str) -> jax.Array:
     return pinball(jnp.sort(parts, axis=-1), y)
   scale = _scale(parts[..., 1])
   z = (y - parts[..., 0]) / scale
-  return jnp.log(scale) + (z**2 + math.log(2 * math.pi)) / 2
+  if head == 'gaussian':
+    return jnp.log(scale) + (z**2 + math.log(2 * math.pi)) / 2
+  return jnp.log(scale) - jax.scipy.stats.t.logpdf(z, _freedom(parts))
+
+
+def _freedom(parts: jax.Array) -> jax.Array:
+  """Returns degrees of freedom, beyond 2: the variance is finite."""
+  return jnp.minimum(2 + _scale(parts[..., 2]), _MOST_FREEDOM)
 
 
 def pinball(quantiles: jax.Array, y: jax.Array) -> jax.Array:
@@ -94,8 +104,31 @@ def distribution(outputs: jax.Array, head: str) -> Distribution:
   if head == 'quantiles':
     quantiles = jnp.sort(parts, axis=-1)
     return Distribution(quantiles[..., len(LEVELS) // 2], quantiles)
-  z = jax.scipy.stats.norm.ppf(LEVELS)
+  if head == 'gaussian':
+    z = jax.scipy.stats.norm.ppf(LEVELS)
+  else:
+    z = _student_quantiles(_freedom(parts)[..., None])
   return Distribution(centre[..., 0], centre + _scale(parts[..., 1:2]) * z)
+
+
+def _student_quantiles(freedom: jax.Array) -> jax.Array:
+  """Returns quantiles of Student's t at LEVELS, for freedom [..., 1]."""
+  # P(T > t) = I(n / (n + t^2); n / 2, 1 / 2) / 2, halved in log t.
+  upper = LEVELS[len(LEVELS) // 2 + 1 :]
+  low = jnp.full(jnp.broadcast_shapes(freedom.shape, upper.shape), -12.0)
+  high = jnp.full_like(low, 12.0)
+
+  def halve(_, bounds):
+    low, high = bounds
+    middle = (low + high) / 2
+    x = freedom / (freedom + jnp.exp(2 * middle))
+    is_low = jax.scipy.special.betainc(freedom / 2, 0.5, x) / 2 > 1 - upper
+    return jnp.where(is_low, middle, low), jnp.where(is_low, high, middle)
+
+  low, high = jax.lax.fori_loop(0, 30, halve, (low, high))
+  found = jnp.exp((low + high) / 2)
+  zero = jnp.zeros_like(found[..., :1])
+  return jnp.concatenate([-found[..., ::-1], zero, found], axis=-1)
 
 
 def sample(outputs: jax.Array, head: str, key: jax.Array) -> jax.Array:
@@ -107,7 +140,9 @@ def sample(outputs: jax.Array, head: str, key: jax.Array) -> jax.Array:
   if head in ('point', 'quantiles'):
     return distribution(outputs, head).mean
   centre, scale = parts[..., 0], _scale(parts[..., 1])
-  return centre + scale * jax.random.normal(key, centre.shape)
+  if head == 'gaussian':
+    return centre + scale * jax.random.normal(key, centre.shape)
+  return centre + scale * jax.random.t(key, _freedom(parts), centre.shape)
 
 
 def of_samples(samples: jax.Array) -> Distribution:

@@ -136,8 +136,9 @@ class Text(protocol.ConfigTask):
     self._kind = data.tokens
     if self._kind in ('characters', 'bytes'):
       fields.check_unread(data, {'vocabulary_size': None}, 'tokens')
-    if self._kind == 'bpe':
-      settings.require('config.data.tokens=bpe', 'text', ('tokenizers',))
+    if self._kind in tokens_lib.SUBWORDS:
+      part = f'config.data.tokens={self._kind!r}'
+      settings.require(part, 'text', ('tokenizers',))
     main = {
         'characters': (protocol.BITS_PER_CHARACTER,),
         'words': (protocol.PERPLEXITY,),

@@ -7,6 +7,7 @@ than one before each word, and words that are not in the vocabulary.
 References:
   Sennrich et al., Neural machine translation of rare words with subword units,
   2016: 'bpe', here over bytes.
+  Kudo, Subword regularization, 2018: 'unigram', here over bytes.
 """
 
 import collections
@@ -15,13 +16,15 @@ import dataclasses
 import functools
 import io
 import itertools
+import json
 from typing import Any
 
 import numpy as np
 
 from rnnzoo.tasks import fields
 
-KINDS = ('characters', 'bytes', 'bpe', 'words')
+SUBWORDS = ('bpe', 'unigram')
+KINDS = ('characters', 'bytes', *SUBWORDS, 'words')
 # Subwords at most, where the config names no number.
 _NUM_SUBWORDS = 8192
 _UNKNOWN, _END = '<unk>', '<eos>'
@@ -66,8 +69,8 @@ def make(kind: str, texts: Sequence[str], size: int | None) -> Tokens:
   """
   if kind == 'bytes':
     return restore(kind, {})
-  if kind == 'bpe':
-    trained = _train(texts[0], size or _NUM_SUBWORDS)
+  if kind in SUBWORDS:
+    trained = _train(kind, texts[0], size or _NUM_SUBWORDS)
     return restore(kind, {'tokenizer': trained})
   if kind == 'characters':
     return restore(kind, {'vocabulary': ''.join(sorted(set().union(*texts)))})
@@ -82,7 +85,7 @@ def restore(kind: str, described: Mapping[str, str]) -> Tokens:
   if kind == 'bytes':
     pieces = [bytes([number]) for number in range(256)]
     return Tokens(described, pieces, str.encode)
-  if kind == 'bpe':
+  if kind in SUBWORDS:
     return _restore_subwords(described)
   names: Any = described['vocabulary']
   if kind == 'words':
@@ -138,7 +141,7 @@ def _restore_subwords(described: Mapping[str, str]) -> Tokens:
   return Tokens(described, pieces, find)
 
 
-def _train(text: str, size: int) -> str:
+def _train(kind: str, text: str, size: int) -> str:
   """Returns the JSON of a tokenizer of subwords, equal for an equal text."""
   import tokenizers
   from tokenizers import models
@@ -147,12 +150,23 @@ def _train(text: str, size: int) -> str:
 
   if not text:
     raise ValueError('the part of the text to train on is empty')
-  trainer = trainers.BpeTrainer(
+  is_bpe = kind == 'bpe'
+  make_trainer: Any = trainers.BpeTrainer if is_bpe else trainers.UnigramTrainer
+  trainer = make_trainer(
       vocab_size=size,
       initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
       show_progress=False,
   )
-  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer = tokenizers.Tokenizer(models.BPE() if is_bpe else models.Unigram())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.train_from_iterator(_lines(text), trainer)
+  if not is_bpe:
+    pieces = json.loads(tokenizer.to_str())['model']['vocab']
+    # `tokenizers` gives bytes that the text lacks the least score and up to
+    # 0.0256 more, in random order; sums differ by rounding.
+    least = min(score for _, score in pieces)
+    is_rare = lambda name, score: len(name) == 1 and score < least + 0.03
+    scores = {n: round(least if is_rare(n, s) else s, 6) for n, s in pieces}
+    ordered = sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
+    tokenizer.model = models.Unigram(ordered)
   return tokenizer.to_str()
