@@ -1,8 +1,7 @@
 """Fields of configs for your own sequences, in .npz files.
 
 A file holds x [N, T, F] and y [N], and lengths [N] if sequences end at
-different steps: numpy.savez('mine.npz', x=x, y=y, lengths=lengths). Ragged
-sequences may be given as steps [total, F] and lengths instead of x.
+different steps: numpy.savez('mine.npz', x=x, y=y, lengths=lengths).
 rnnzoo/tasks/series/npz.py says all of it, sequences.py beside it how a folder
 of files is read.
 

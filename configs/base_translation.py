@@ -47,9 +47,6 @@ def get_config() -> ml_collections.ConfigDict:
   data.min_count = 1
   # The greatest number of tokens of each language; the most frequent stay.
   data.vocabulary_size = 100000
-  # Pairs to train on with more tokens are left out, and counted in the report;
-  # 0 for none.
-  data.max_length = 0
   # Training pairs are sorted into so many groups by length, at most; a batch is
   # of one group.
   data.num_buckets = 1
@@ -74,13 +71,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Weights are drawn from N(0, init_std^2), and biases are zero; 0 for the
   # layers' own initialisers.
   model.init_std = 0.0
-  # The chance that a step of training sees the target's own token, at first;
-  # else it sees the one that the model finds most likely.
+  # The chance that a step of training sees the target's own token; else it sees
+  # the one that the model finds most likely.
   model.teacher_forcing = 1.0
-  # The same in the end.
-  model.teacher_forcing_end = 1.0
-  # Steps of training from one to the other.
-  model.teacher_forcing_steps = 1000
   model.lock()
   model.options.unlock()
   model.last_layer_options.unlock()

@@ -40,5 +40,4 @@ def get_config() -> ml_collections.ConfigDict:
   model.dropout_rate = 0.5
   model.init_std = 0.01
   model.teacher_forcing = 0.5
-  model.teacher_forcing_end = 0.5
   return config

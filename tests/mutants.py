@@ -261,7 +261,7 @@ rnnzoo/tasks/series/lorenz.py tests/tasks/lorenz_test.py
   + k3 = velocity(state + step / 3  @ fourth_order
   - k4 = velocity(state + step *
   + k4 = velocity(state + .9 * step *  @ fourth_order
-rnnzoo/tasks/images/cifar_files.py tests/tasks/cifar_test.py
+rnnzoo/tasks/images/cifar.py tests/tasks/cifar_test.py
   - transpose(0, 2, 3, 1)
   + transpose(0, 3, 2, 1)  @ reads
 rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
@@ -271,6 +271,8 @@ rnnzoo/tasks/series/sequence_arrays.py tests/tasks/sequence_task_test.py
   + deviation <= .01 * rounding  @ rounding
   - found = (values.astype(np.float64)
   + found = (values.astype(np.float32)  @ columns
+  - return np.sort(chosen[size:])
+  + return np.sort(chosen[1:])  @ every_class
 rnnzoo/tasks/series/sequence_checks.py tests/tasks/npz_test.py
   - or 2 * total < is_blank.sum()
   +   @ chance
@@ -284,8 +286,6 @@ rnnzoo/tasks/series/npz.py tests/tasks/npz_test.py
 rnnzoo/tasks/images/smnist.py tests/tasks/smnist_test.py
   - .reshape(count, height * width, -1)
   + [..., :1]  @ sequences
-  - return np.sort(order[num_validation:])
-  + return np.sort(order[1:])  @ split_is_fixed
   - return np.random.RandomState(seed).permutation(num_pixels)
   + return np.random.RandomState(seed + 1).permutation(num_pixels)  @ permut
 rnnzoo/training/optimization.py tests/training/training_test.py

@@ -1,8 +1,8 @@
 """Files of inputs for a trained model, and files of its answers.
 
 An `.npz` file holds the inputs of `Trained.predict`: one array, or several by
-name. Sequences of numbers may lie in it as they do for training (x or steps,
-and lengths); y is not read.
+name. Sequences of numbers lie in it as they do for training (x and lengths); y
+is not read.
 
 A `.csv` file holds sequences of numbers, one step a row, under a line of names.
 Rows with the same entry in the column `sequence` are one sequence, wherever
@@ -51,12 +51,6 @@ def read(path: pathlib.Path) -> Inputs:
   if path.suffix.lower() != '.npz':
     raise ValueError(f'{path} must be an .npz or .csv file')
   arrays = npz.load(path, None)
-  if 'steps' in arrays:
-    if 'x' in arrays:
-      raise ValueError(f'{path} must hold either x or steps; it holds both')
-    x, lengths = npz.concatenated_x(arrays, str(path))
-    del arrays['steps']
-    arrays |= {'x': x, 'lengths': lengths}
   if 'x' in arrays and arrays['x'].ndim == 2:
     arrays['x'] = arrays['x'][..., None]
   return Inputs(arrays)

@@ -142,10 +142,8 @@ def integers(
     of: words for `most`, as ', the steps of x'.
     row: the word for one row of the batch.
   """
-  rule = f'{name} must be integers, one a {row}, here [{count}]'
-  found = one(given, rule)
-  if found.dtype.kind not in 'iu' or found.shape != (count,):
-    raise ValueError(f'{rule}; got {found.dtype} of shape {list(found.shape)}')
+  noun = f'integers, one a {row},'
+  found = numbers(given, name, (count,), kinds='iu', noun=noun)
   wrong = np.flatnonzero((found < least) | (found > most))
   if len(wrong):
     raise ValueError(
@@ -194,19 +192,15 @@ def tokens(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
 
   `num_tokens` is the upper bound of tokens, excluded, and `least` the least T.
   """
-  rule = f'inputs must be tokens, integers [B, T] from 0 to {num_tokens - 1}'
-  found = one(given, rule)
-  if found.dtype.kind not in 'iu':
-    got = getattr(given, 'dtype', settings.a(type(given)))
-    raise ValueError(f'{rule}; got {got}')
-  if found.ndim != 2 or not len(found) or found.shape[1] < least:
+  noun = f'tokens, integers from 0 to {num_tokens - 1},'
+  found = numbers(given, 'inputs', ('B', 'T'), kinds='iu', noun=noun)
+  if found.shape[1] < least:
     raise ValueError(
-        f'{rule}, with B at least 1 and T at least {least}; their shape is'
-        f' {list(found.shape)}'
+        f'inputs must have {least} steps or more; got {found.shape[1]}'
     )
   low, high = int(found.min()), int(found.max())
   if low < 0 or high >= num_tokens:
-    raise ValueError(f'{rule}; got values from {low} to {high}')
+    raise ValueError(f'inputs must be {noun} got {low} to {high}')
   return found.astype(np.int32)
 
 

@@ -184,22 +184,13 @@ def build_language_model(
     make: the model's class, or a function with its arguments.
     **options: more of these arguments.
   """
-  unused: dict[str, Any] = {
-      'norm': None,
-      'norm_momentum': None,
-      'norm_first': False,
-      'residual': False,
-      'dense': False,
-      'share_dropout_over_time': False,
-      'last_layer_options': {},
-  }
-  for field, value in unused.items():
-    given = model[field]
-    if field == 'last_layer_options':
-      given = _layer_options(model, field)
-    if given != value:
+  names = 'norm', 'norm_momentum', 'norm_first', 'residual', 'dense'
+  unused = {name: model[name] for name in (*names, 'share_dropout_over_time')}
+  unused['last_layer_options'] = _layer_options(model, 'last_layer_options')
+  for field, given in unused.items():
+    if given:
       raise ValueError(
-          f'config.model.{field} must be {value!r} for a language model, whose'
+          f'config.model.{field} would be ignored by a language model, whose'
           f' blocks have norms and residuals of their own; got {given!r}'
       )
   layer = functools.partial(
@@ -252,18 +243,14 @@ def find_dtype(model: ml_collections.ConfigDict) -> jnp.dtype | None:
     return None
   try:
     dtype = jnp.dtype(model.dtype)
-    if not dtype.isnative:  # '>f2', say.
-      raise TypeError(f'JAX has no bytes in that order: {model.dtype!r}')
-  except (TypeError, ValueError) as error:
+    is_computed = jax.dtypes.canonicalize_dtype(dtype) == dtype
+  except (TypeError, ValueError):
+    is_computed = False
+  if not is_computed or not dtype.isnative:  # '>f2', say.
     raise ValueError(
-        f'config.model.dtype is {fields.shorten(model.dtype)}, which is no'
-        " dtype; 'bfloat16' is one"
-    ) from error
-  computed = jax.dtypes.canonicalize_dtype(dtype)
-  if computed != dtype:
-    raise ValueError(
-        f'config.model.dtype is {model.dtype!r}, for which JAX takes'
-        f' {computed} unless JAX_ENABLE_X64=1 is in the environment'
+        "config.model.dtype must be a dtype that JAX computes in, as 'bfloat16'"
+        " is, and 'float64' with JAX_ENABLE_X64=1 in the environment; got"
+        f' {fields.shorten(model.dtype)}'
     )
   return dtype
 

@@ -7,7 +7,6 @@ read; where there is none, TFDS downloads it if it can.
 """
 
 from collections.abc import Mapping
-import contextlib
 import io
 from typing import Any, NamedTuple
 
@@ -52,9 +51,8 @@ def read(source: str, data_dir: str) -> Set:
   # TFDS would make a folder of that name.
   name_of_field = 'config.data.data_dir'
   place = fields.expand_directory(data_dir, name_of_field) if data_dir else None
-  make = lambda: tfds.builder(name, data_dir=place, file_format='array_record')
   try:
-    builder = make()
+    builder = tfds.builder(name, data_dir=place, file_format='array_record')
     keys = builder.info.supervised_keys
     if not keys or len(keys) < 2 or not all(isinstance(k, str) for k in keys):
       raise ValueError(
@@ -62,11 +60,7 @@ def read(source: str, data_dir: str) -> Set:
           ' targets are needed'
       )
     tfds.disable_progress_bar()
-    # Another process may prepare the set meanwhile: then that one is read. TFDS
-    # refuses to replace it, or finds it and knows none of its splits.
-    with contextlib.suppress(FileExistsError):
-      builder.download_and_prepare()
-    builder = make()
+    builder.download_and_prepare()
     if 'train' not in builder.info.splits:
       raise ValueError(f'it has the splits {[*builder.info.splits]}, no train')
     kinds = [builder.info.features[key] for key in keys[:2]]

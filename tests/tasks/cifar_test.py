@@ -17,7 +17,6 @@ import pytest
 
 from configs import base_cifar
 from rnnzoo.tasks.images import cifar
-from rnnzoo.tasks.images import cifar_files
 
 NAMES = [f'data_batch_{i}.bin' for i in range(1, 6)] + ['test_batch.bin']
 
@@ -61,7 +60,7 @@ class FilesTest(absltest.TestCase):
     checksum = write_archive(self.path, self.contents)
     data = make_config(source='auto', manual_dir=str(self.directory)).data
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      images = cifar_files.load(data, checksum)
+      images = cifar.load(data, checksum)
     self.assertIn('data: CIFAR-10, from', out.getvalue())
     self.assertEqual(images.train_images.shape, (10, 32, 32, 3))
     self.assertEqual(images.test_images.shape, (2, 32, 32, 3))
@@ -75,16 +74,16 @@ class FilesTest(absltest.TestCase):
   def test_another_archive(self):
     write_archive(self.path, self.contents)
     with self.assertRaisesRegex(ValueError, 'has the MD5 sum'):
-      cifar_files.read_archive(self.path)
+      cifar.read_archive(self.path)
 
   @pytest.mark.slow
   def test_not_there(self):
     data = make_config(source='cifar10').data
     with self.assertRaisesRegex(FileNotFoundError, 'config.data.manual_dir'):
-      cifar_files.load(data)
+      cifar.load(data)
     data.source = 'auto'
     with contextlib.redirect_stdout(io.StringIO()) as out:
-      images = cifar_files.load(data)
+      images = cifar.load(data)
     name = 'scikit-learn digits (8 x 8), NOT CIFAR-10'
     self.assertIn(f'WARNING: this run trains on {name}', out.getvalue())
     self.assertEqual(images.name, name)
@@ -92,7 +91,7 @@ class FilesTest(absltest.TestCase):
     self.assertEqual(images.train_images.shape, (1437, 8, 8, 1))
     data.manual_dir = str(self.directory / 'nowhere')
     with self.assertRaisesRegex(FileNotFoundError, 'does not exist; it is at'):
-      cifar_files.load(data)
+      cifar.load(data)
 
 
 class TaskTest(parameterized.TestCase):
@@ -122,12 +121,16 @@ class TaskTest(parameterized.TestCase):
     # Each is scaled.
     images = np.random.RandomState(0).rand(9, 4, 4, 3).astype(np.float32)
     images *= [0.1, 1.0, 2.0]
-    shift, scale = cifar._scaling('standard', images)
+    task = make_task(sequence='pixel', scaling='standard')
+    task._white, task._image = 1, images.shape[1:]
+    shift, scale = task._find_scaling(images)
     scaled = (images - shift) / scale
     np.testing.assert_allclose(scaled.mean((0, 1, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(scaled.std((0, 1, 2)), 1, atol=1e-5)
-    shift, scale = cifar._scaling('symmetric', images)
-    np.testing.assert_array_equal(shift, [0.5] * 3)
+    shift, _ = make_task(sequence='row', scaling='symmetric')._find_scaling(
+        images
+    )
+    np.testing.assert_array_equal(shift, 0.5)
 
   def inputs_of(self, task, examples, seed=None):
     @jax.jit

@@ -249,9 +249,9 @@ class LanguageTest(parameterized.TestCase):
       language.Text(self.config)
 
   @parameterized.parameters(
-      ({'norm': 'layer'}, 'config.model.norm must be None for a language'),
-      ({'residual': True}, 'config.model.residual must be False'),
-      ({'dense': True}, 'config.model.dense must be False for a language'),
+      ({'norm': 'layer'}, 'config.model.norm would be ignored by a lang'),
+      ({'residual': True}, 'config.model.residual would be ignored'),
+      ({'dense': True}, 'config.model.dense would be ignored by a lang'),
       ({'norm_momentum': 0.5}, "needs config.model.norm='batch'"),
       ({'mlp': 'wide'}, 'config.model.mlp must be'),
       ({'mlp_features': 0}, 'config.model.mlp_features must be'),

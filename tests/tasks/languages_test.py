@@ -69,7 +69,7 @@ class LanguagesTest(parameterized.TestCase):
       length *= multiple
       uniform = rng.random((60, length), np.float32)
       tokens = languages.tokens_from(uniform, language, np.full(60, length))
-      labels = languages.prefix_labels(language, tokens)
+      labels = np.asarray(languages.prefix_labels(language, tokens))
       for string, label in zip(tokens.tolist(), labels, strict=True):
         for end in range(1, length + 1):
           if label[end - 1] != languages.NO_LABEL:

@@ -36,7 +36,7 @@ class ConversionTest(absltest.TestCase):
     with self.assertRaisesRegex(error, message):
       self.convert()
 
-  def convert(self, processes=0):
+  def convert(self, processes=1):
     return ntu_conversion.convert(self.source, self.destination, processes)
 
   def assert_same(self, paths):
@@ -100,16 +100,16 @@ class ConversionTest(absltest.TestCase):
     }
     for name in [*reasons][2:]:
       (self.source / name).write_text('1\n')
-    # Names in other bytes than UTF-8, and of several lines.
-    for name in (b'caf\xe9.skeleton', b'a\tb\nc.skeleton'):
-      (self.source / os.fsdecode(name)).write_text('1\n')
-    reasons |= {r'caf\xe9.skeleton': no_name, r'a\tb\nc.skeleton': no_name}
+    # A name in other bytes than UTF-8.
+    name = os.fsdecode(b'caf\xe9.skeleton')
+    (self.source / name).write_text('1\n')
+    reasons[name] = no_name
     (self.source / 'notes.txt').write_text('no skeleton')
     self.run_program(
         0,
         '8 recordings with .* frames are in ',
         '1 files are converted in part, see left_out.txt',
-        '6 files are skipped, see skipped.txt',
+        '5 files are skipped, see skipped.txt',
     )
     self.assert_same(paths[1:])
     (self.destination / 'index.json').unlink()
@@ -119,7 +119,7 @@ class ConversionTest(absltest.TestCase):
       self.assertIn(reasons[name], reason)
     text = f'1 of {number} frames, which show nobody'
     self.assertEqual(result.left_out, ((more.name, text),))
-    listed = (self.destination / 'skipped.txt').read_text()
+    listed = os.fsdecode((self.destination / 'skipped.txt').read_bytes())
     self.assertEqual(listed, ''.join(f'{x}\t{y}\n' for x, y in result.skipped))
 
   def test_starts_anew_after_an_interruption(self):
@@ -157,35 +157,10 @@ class ConversionTest(absltest.TestCase):
     for name in ('none', 'a.skeleton'):
       self.run_program(1, f'error: .*{name} is no folder; name', name=name)
 
-  def test_impossible_arguments(self):
+  def test_a_destination_below_a_file(self):
     paths = self.write(3)
-    with self.assertRaisesRegex(ValueError, 'must be from 0; got -1'):
-      self.convert(-1)
     self.destination = paths[0] / 'a' / 'b'
     self.refuses(f'is below {paths[0]}, which is a file')
-
-  def test_linked_folders(self):
-    elsewhere = pathlib.Path(self.create_tempdir().full_path)
-    paths = [
-        *self.write(3, 0, 'z_here'),
-        *self.write(6, 3, elsewhere / 'first' / 'deeper'),
-        *self.write(8, 6, elsewhere / 'other'),
-    ]
-    self.link('linked', elsewhere / 'first')
-    (elsewhere / 'first' / 'circle').symlink_to('..', True)
-    for name, to in (('a_up', '.'), ('again', 'z_here'), ('own', 'own')):
-      self.link(name, to)
-    self.link(f'{paths[0].stem}.SKELETON', paths[0])
-    result = self.convert()
-    self.assert_same(paths)
-    self.assertEmpty(result.skipped)
-
-  def test_unreadable_folders(self):
-    self.write(3)
-    error = PermissionError(errno.EACCES, 'Permission denied', 'a/b')
-    with mock.patch.object(os, 'scandir', side_effect=error):
-      self.refuses("Permission denied: 'a/b'", PermissionError)
-    self.assertFalse(self.destination.exists())
 
   def test_two_files_of_one_name(self):
     self.write(2, folder='a')

@@ -14,13 +14,16 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from configs import base_smnist
-from rnnzoo.tasks.images import idx
 from rnnzoo.tasks.images import mnist
 from rnnzoo.tasks.images import smnist
+from rnnzoo.tasks.series import sequence_arrays
+
+PIXELS = (np.arange(3 * 64) % 16).astype(np.uint8).reshape(3, 8, 8)
 
 
 def digits_config(**data) -> ml_collections.ConfigDict:
@@ -78,10 +81,9 @@ class IdxTest(parameterized.TestCase):
     self.addCleanup(server.server_close)
     self.addCleanup(server.shutdown)
     url = f'http://127.0.0.1:{server.server_port}/'
-    with mock.patch.object(idx, 'URL', url):
-      self.assertFalse(idx.reachable(timeout=5.0))
+    with mock.patch.object(mnist, 'URL', url):
       with self.assertRaisesRegex(ConnectionError, 'answer is another file'):
-        idx.download(self.directory)
+        mnist.download(self.directory)
     self.assertEmpty(list(self.directory.glob('*.gz')))
 
   def test_checks_sums(self):
@@ -89,16 +91,15 @@ class IdxTest(parameterized.TestCase):
     path = self.directory / 't10k-labels-idx1-ubyte.gz'
     path.write_bytes(path.read_bytes() + b'x')
     with self.assertRaisesRegex(ValueError, 't10k-labels.* MD5 sum'):
-      idx.read(self.directory, checksums)
+      mnist.read_files(self.directory, checksums)
     path.unlink()
     with self.assertRaisesRegex(FileNotFoundError, 'lacks t10k-labels'):
-      idx.read(self.directory, checksums)
+      mnist.read_files(self.directory, checksums)
 
   def test_a_failed_download_says_what_to_do(self):
-    with mock.patch.object(idx, 'URL', 'http://127.0.0.1:9/'):
-      self.assertFalse(idx.reachable(timeout=1.0))
+    with mock.patch.object(mnist, 'URL', 'http://127.0.0.1:9/'):
       with self.assertRaisesRegex(ConnectionError, 'manual_dir'):
-        idx.download(self.directory)
+        mnist.download(self.directory)
 
 
 class MnistTest(parameterized.TestCase):
@@ -111,7 +112,7 @@ class MnistTest(parameterized.TestCase):
     self.data.manual_dir = str(self.idx_dir)
 
   def load(self, **options) -> mnist.Images:
-    with mock.patch.object(idx, 'reachable', return_value=False):
+    with mock.patch.object(mnist, 'URL', 'http://127.0.0.1:9/'):
       return mnist.load(self.data, **options)
 
   def test_reads_and_keeps_what_it_downloads(self):
@@ -127,16 +128,17 @@ class MnistTest(parameterized.TestCase):
     np.testing.assert_array_equal(images.test_labels, np.arange(4))
     self.assertEqual(images.test_labels.dtype, np.int32)
     contents = {p.name: p.read_bytes() for p in self.idx_dir.iterdir()}
-    fetch = lambda name, _: contents[name]
+    fetch = lambda name: contents[name]
     self.data.manual_dir = ''
     self.data.data_dir = self.create_tempdir().full_path
-    with mock.patch.object(idx, '_fetch', fetch):
+    with mock.patch.object(mnist, '_fetch', fetch):
       mnist.load(self.data, self.checksums)
     again = self.load(checksums=self.checksums)
     np.testing.assert_array_equal(again.train_images, pixels)
 
   def test_stand_in_says_so(self):
-    self.data.update(manual_dir='', data_dir='/nowhere')
+    place = self.create_tempdir().full_path
+    self.data.update(manual_dir='', data_dir=place)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
       images = self.load()
@@ -151,16 +153,20 @@ class MnistTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({}, ValueError, 'MD5 sum'),
-      ({'manual_dir': '/nowhere'}, FileNotFoundError, 'does not exist'),
+      ({'manual_dir': '/nowhere'}, FileNotFoundError, 'lacks train-images'),
       (
-          {'source': 'mnist', 'manual_dir': '', 'data_dir': '/nowhere'},
-          FileNotFoundError,
-          'cannot be downloaded',
+          {'source': 'mnist', 'manual_dir': '', 'data_dir': ''},
+          ConnectionError,
+          'could not download',
       ),
   )
   def test_no_reason_for_a_stand_in(self, data, error, message):
     self.data.update(data)
-    with self.assertRaisesRegex(error, message):
+    home = {'HOME': self.create_tempdir().full_path}
+    with (
+        mock.patch.dict('os.environ', home),
+        self.assertRaisesRegex(error, message),
+    ):
       self.load()
 
 
@@ -193,9 +199,9 @@ class SequentialMnistTest(parameterized.TestCase):
         )
 
   def test_split_is_fixed_and_does_not_overlap(self):
-    train, validation = smnist.split_validation(60000, 0.15, seed=0)
-    self.assertLen(validation, 9000)
-    other = smnist.split_validation(60000, 0.15, seed=1)[1]
+    alike = np.zeros(60000, bool)
+    train, validation = sequence_arrays.split_off(alike, 9000, seed=0)
+    other = sequence_arrays.split_off(alike, 9000, seed=1)[1]
     self.assertFalse(np.array_equal(validation, other))
     self.assertCountEqual(np.concatenate([train, validation]), range(60000))
     self.assertEqual(
@@ -204,13 +210,12 @@ class SequentialMnistTest(parameterized.TestCase):
     )
 
   def test_an_empty_split_is_an_error(self):
-    for count, fraction, message in (
-        (10, 0.01, 'n=0.01 takes 0 of 10 .* leaves 10 .* as by 0.1$'),
-        (10, 0.99, 'takes 10 of 10 .* leaves 0'),
-        (1, 0.1, 'takes 0 of 1 .* need one$'),
+    for fraction, message in (
+        (1e-4, 'into 0 and 1437'),
+        (0.9999, '1437 and 0'),
     ):
       with self.assertRaisesRegex(ValueError, message):
-        smnist.split_validation(count, fraction, seed=0)
+        smnist.SequentialMnist(digits_config(validation_fraction=fraction))
 
   def test_sequences(self):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -274,9 +279,24 @@ class SequentialMnistTest(parameterized.TestCase):
         found = restored.check_inputs(given)
         np.testing.assert_array_equal(found, want)
         self.assertEqual(found.dtype, np.uint8)
-      # image_inputs_test.py has other wrong ones.
-      with self.assertRaisesRegex(ValueError, 'from 0 to 16.*np.round'):
-        restored.check_inputs(want / 16)
+
+  @parameterized.parameters(
+      (PIXELS / 16, r'got float64 of shape \[3, 8, 8\]'),
+      (jnp.ones((3, 8, 8), jnp.bfloat16), 'got float32'),
+      (PIXELS > 9, 'got bool'),
+      (PIXELS.astype(complex), 'got complex128'),
+      (np.int16(PIXELS) - 5, 'got -5 to 10'),
+      (np.int16(PIXELS) + 2, 'got 2 to 17'),
+      (PIXELS[0], r'shape \[8, 8\]'),
+      (PIXELS[..., None], r'8, 8\] or \[B, 64, 1\].*\[3, 8, 8, 1\]'),
+      (PIXELS[:0], r'shape \[0, 8, 8\]$'),
+      ({'inputs': PIXELS}, 'got object'),
+  )
+  def test_inputs_that_are_refused(self, given, message):
+    task = smnist.SequentialMnist(digits_config(sequence='pixel'))
+    rule = '^inputs must be integers from 0, black, to 16, white'
+    with self.assertRaisesRegex(ValueError, f'{rule}.*{message}'):
+      task.check_inputs(given)
 
   def test_scalings(self):
     tasks = {
@@ -318,8 +338,8 @@ class SequentialMnistTest(parameterized.TestCase):
       ({'features': 0}, 'features must be an integer from 1'),
       ({'options': {'GRU': {'gamma': 1.0}}}, "argument 'gamma'"),
       ({'options': {'GRU': {'kernel_init': 'he'}}}, 'kernel_init'),
-      ({'dtype': '>f2'}, 'is no dtype'),
-      ({'dtype': 'float64'}, 'takes float32 unless JAX_ENABLE_X64'),
+      ({'dtype': '>f2'}, 'dtype that JAX computes in.*got .>f2'),
+      ({'dtype': 'float64'}, 'JAX_ENABLE_X64=1'),
       ({'implementation': 'cuda'}, 'implementation'),
       (
           {'options': {'GRU': {'dtype': 'bfloat16'}}},

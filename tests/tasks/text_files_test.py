@@ -27,29 +27,21 @@ class TextFilesTest(parameterized.TestCase):
     return language.read(str(self.path))[1], lines
 
   @parameterized.product(
-      form=(
-          (b'', 'utf-8'),
-          (codecs.BOM_UTF8, 'utf-8'),
-          (codecs.BOM_UTF16_LE, 'utf-16-le'),
-          (codecs.BOM_UTF16_BE, 'utf-16-be'),
-          (codecs.BOM_UTF32_LE, 'utf-32-le'),
-          (codecs.BOM_UTF32_BE, 'utf-32-be'),
-      ),
+      mark=(b'', codecs.BOM_UTF8),
       pack=(bytes, gzip.compress),
       end=('\n', '\r\n', '\r'),
   )
-  def test_reads(self, form, pack, end):
-    mark, encoding = form
-    content = mark + TEXT.replace('\n', end).encode(encoding)
+  def test_reads(self, mark, pack, end):
+    content = mark + TEXT.replace('\n', end).encode()
     lines = TEXT.split('\n')[:-1]
     self.assertEqual(self.read(pack(content)), (TEXT, lines))
     # Two such files, joined by cat.
     self.assertEqual(self.read(pack(2 * content)), (2 * TEXT, 2 * lines))
 
   @parameterized.parameters(
-      (b'one\nt\xffo\n', 'line 2, is not UTF-8; it must be a text in UTF-8'),
-      (b'\xff\xfea\0\n\0b\0\0\xdc', 'line 2, is not UTF-16-LE'),
-      (b'a\0\n\0b\0', 'has zeros, as UTF-16 without its mark'),
+      (b'one\nt\xffo\n', 'line 2, is not UTF-8; iconv'),
+      ('a\n'.encode('utf-16'), 'line 1, is not UTF-8'),
+      (b'a\0\n\0b\0', 'has zeros, as UTF-16'),
       (gzip.compress(b'one\ntwo\n')[:-9], 'is not a whole .gz file'),
       (bz2.compress(b'one\n'), 'line 1, is not UTF-8'),
   )
@@ -61,7 +53,9 @@ class TextFilesTest(parameterized.TestCase):
         read(path)
 
   def test_a_device_is_no_file(self):
-    with self.assertRaisesRegex(FileNotFoundError, "a: there is no file '/dev"):
+    with self.assertRaisesRegex(
+        FileNotFoundError, "^a must name .* is no file '/dev"
+    ):
       text_files.read('/dev/zero', 'a')
 
 

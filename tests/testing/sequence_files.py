@@ -24,7 +24,7 @@ def write_npz(path: pathlib.Path, **more: np.ndarray) -> pathlib.Path:
 
 
 def write_archive(directory: pathlib.Path, name: str) -> None:
-  """Writes what `uea.convert` would, for a data set of that name."""
+  """Writes what `time_series.convert` would, for a data set of that name."""
   for split in ('train', 'test'):
     write_npz(directory / name / f'{split}.npz')
 
@@ -47,6 +47,4 @@ def write_har(directory: pathlib.Path, windows: int = 8) -> pathlib.Path:
     for signal in har.SIGNALS:
       values = labels[:, None] + 0.01 * rng.standard_normal((windows, 4))
       np.savetxt(folder / f'{signal}_{split}.txt', values, ' %.7e')
-  lines = '1 WALKING\n2 WALKING_UPSTAIRS\n'
-  (root / 'activity_labels.txt').write_text(lines)
   return directory

@@ -52,9 +52,7 @@ INPUTS = {
     'cifar': lambda part: {k: part[k] for k in ('inputs', 'index')},
     'copying': lambda part: part['tokens'],
     'selective_copying': lambda part: part['tokens'],
-    'skeletons': lambda part: {
-        k: part[k] for k in ('frames', 'length', 'offsets')
-    },
+    'skeletons': lambda part: {k: part[k] for k in ('frames', 'length')},
     'state_tracking': lambda part: {k: part[k] for k in ('tokens', 'length')},
     'text': lambda part: part['tokens'],
     'translation': lambda part: part['source'],

@@ -26,12 +26,13 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import models
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.images import image_inputs
 from rnnzoo.tasks.images import mnist
+from rnnzoo.tasks.series import sequence_arrays
 
 SEQUENCES = ('row', 'pixel', 'permuted', 'bit_reversed')
 SCALINGS = ('minmax', 'standard', 'symmetric')
@@ -64,7 +65,7 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
     """Reads the data of a config as in `base_smnist.py` or `base_cifar.py`.
 
     Raises:
-      ConnectionError: the network went away in the middle of a download.
+      ConnectionError: MNIST must be downloaded, and cannot be.
     """
     self._set_up(config)  # Before the data, which take a while.
     data = config.data
@@ -78,9 +79,9 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
       print(f'data: {images.name}, in batches of {self.batch_size}', flush=True)
     self._white = images.white
     self._image = images.train_images.shape[1:]
-    train, validation = split_validation(
-        len(images.train_labels), data.validation_fraction, data.split_seed
-    )
+    alike = np.zeros(len(images.train_labels), bool)
+    size = round(len(alike) * data.validation_fraction)
+    train, validation = sequence_arrays.split_off(alike, size, data.split_seed)
     pixels, labels = images.train_images, images.train_labels
     self._shift, self._scale = self._find_scaling(pixels[train])
     self.splits: Mapping[str, protocol.Examples] = {
@@ -150,8 +151,23 @@ class SequentialImages(protocol.ConfigTask, classification.Classification):
         sequences [B, T, in] as in `splits`.
     """
     steps = math.prod(self._image) // self._features, self._features
-    pixels = image_inputs.check(inputs, self._image, steps, self._white)
-    return pixels if pixels.shape[1:] == steps else self._sequences(pixels)
+    are_steps = np.shape(inputs)[1:] == steps
+    # Floats from 0 to 1 would pass for images that are nearly black.
+    pixels = array_checks.numbers(
+        inputs,
+        'inputs',
+        ('B', *(steps if are_steps else self._image)),
+        kinds='iu',
+        noun=f'integers from 0, black, to {self._white}, white,',
+        why=f' or [B, {steps[0]}, {steps[1]}]',
+    )
+    if pixels.min() < 0 or pixels.max() > self._white:
+      raise ValueError(
+          f'inputs must be integers from 0, black, to {self._white}, white; got'
+          f' {pixels.min()} to {pixels.max()}'
+      )
+    pixels = pixels.astype(np.uint8)
+    return pixels if are_steps else self._sequences(pixels)
 
   def logits(self, model, inputs, rngs=None) -> jax.Array:
     """Returns logits [B, classes] of sequences [B, T, in] as in `splits`."""
@@ -188,9 +204,6 @@ class SequentialMnist(SequentialImages):
     pixels = self._sequences(images) / self._white
     return scaling(self._data.scaling, pixels)
 
-  def describe(self):
-    return {**super().describe(), 'in_features': self._features}
-
 
 def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
   """Returns (shift, scale): a pixel becomes (pixel - shift) / scale.
@@ -208,27 +221,6 @@ def scaling(name: str, pixels: np.ndarray) -> tuple[float, float]:
         f' all {mean:g}'
     )
   return mean, deviation
-
-
-def split_validation(
-    num_examples: int, fraction: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (training indices, validation indices), which do not overlap.
-
-  The share that validates is rounded to a whole example. The seed is that of
-  `np.random.RandomState`, whose stream never changes: the split is equal on
-  every machine.
-  """
-  num_validation = round(num_examples * fraction)
-  if not 0 < num_validation < num_examples:
-    raise ValueError(
-        f'config.data.validation_fraction={fraction} takes {num_validation} of'
-        f' {num_examples} examples to validate and leaves'
-        f' {num_examples - num_validation} to train; both need one'
-        + (f', as by {1 / num_examples:.2g}' if num_examples > 1 else '')
-    )
-  order = np.random.RandomState(seed).permutation(num_examples)
-  return np.sort(order[num_validation:]), np.sort(order[:num_validation])
 
 
 def permutation(num_pixels: int, seed: int) -> np.ndarray:

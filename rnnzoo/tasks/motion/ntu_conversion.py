@@ -2,11 +2,11 @@
 
     python -m rnnzoo.tasks.motion.ntu_conversion SOURCE DESTINATION
 
-SOURCE is searched with all folders in it and all that it links to, so both
-parts of NTU RGB+D 120 may lie side by side. DESTINATION gets the files that
-`ntu_arrays` explains, and two lists: skipped.txt has each file that was not
-converted, with the reason; left_out.txt has each file whose frames or persons
-are not all converted, and how many are left out.
+SOURCE is searched with all folders in it, so both parts of NTU RGB+D 120 may
+lie side by side. DESTINATION gets the files that `ntu_arrays` explains, and two
+lists: skipped.txt has each file that was not converted, with the reason;
+left_out.txt has each file whose frames or persons are not all converted, and
+how many are left out.
 
 Several processes read the files; this one writes the frames in order. The index
 is written last, so a conversion that was killed starts anew.
@@ -20,7 +20,7 @@ import json
 import os
 import pathlib
 import sys
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, NamedTuple
 
 import joblib
 import numpy as np
@@ -32,9 +32,6 @@ from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_tracks
 
 SKIPPED, LEFT_OUT = 'skipped.txt', 'left_out.txt'
-
-# (path, reason) of files.
-_Reasons = list[tuple[pathlib.Path, str]]
 
 
 class Result(NamedTuple):
@@ -51,22 +48,20 @@ class Result(NamedTuple):
 def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    num_processes: int | None = None,
+    num_processes: int = -1,
 ) -> Result:
-  """Converts all `.skeleton` files of a folder and the folders it leads to.
+  """Converts all `.skeleton` files of a folder and the folders in it.
 
   Args:
-    source: the folder. Links in it are followed.
+    source: the folder.
     destination: the folder of the result, which is made. One that holds a
       result is refused.
-    num_processes: number of processes that read files; None for one a core, 0
-      or 1 for none beside this one.
+    num_processes: number of processes that read files, as joblib counts: -1 for
+      one a core.
 
   Raises:
     OSError: a folder cannot be read or made, or the disk is full, say.
   """
-  if num_processes is not None and num_processes < 0:
-    raise ValueError(f'num_processes must be from 0; got {num_processes}')
   source = fields.expand(source)
   destination = fields.expand_directory(destination, 'destination')
   if (destination / ntu_arrays.INDEX).exists():
@@ -74,55 +69,33 @@ def convert(
         f'{destination} holds a conversion; name another folder, or remove its'
         f' {ntu_arrays.INDEX}'
     )
-  _write(destination, source, _find(source), num_processes)
+  lists = _write(destination, source, _find(source), num_processes)
   recordings = ntu_arrays.read(destination)
   return Result(
       len(recordings.names),
       sum(map(len, recordings.frames)),
-      _listed(destination / SKIPPED),
-      _listed(destination / LEFT_OUT),
+      *map(tuple, lists.values()),
   )
 
 
 def _find(source: pathlib.Path) -> list[pathlib.Path]:
-  """Returns `.skeleton` files by name; one with two paths is found once."""
-  if not os.path.isdir(source):
+  """Returns `.skeleton` files by name."""
+  if not source.is_dir():
     raise FileNotFoundError(
         f'the source {source} is no folder; name the one that the .skeleton'
         ' files are in'
     )
   files: dict[str, pathlib.Path] = {}
-  known: set[str] = set()
-  for name, inner, others in os.walk(source, onerror=_refuse, followlinks=True):
-    if (real := os.path.realpath(name)) in known:
-      inner.clear()
-      continue
-    known.add(real)
-    inner.sort()
-    for path in (pathlib.Path(name, x) for x in others):
-      # Some file systems and archivers write names in capitals.
-      if path.suffix.lower() == '.skeleton':
-        other = files.setdefault(path.stem, path)
-        if other is not path and path.resolve() != other.resolve():
-          raise ValueError(
-              f'{other} and {path} have one name; a recording may be there once'
-          )
+  for path in sorted(source.rglob('*')):
+    # Some file systems and archivers write names in capitals.
+    if path.suffix.lower() == '.skeleton':
+      if (other := files.setdefault(path.stem, path)) is not path:
+        raise ValueError(
+            f'{other} and {path} have one name; a recording may be there once'
+        )
   if not files:
     raise FileNotFoundError(f'{source} has no .skeleton file')
   return sorted(files.values(), key=lambda path: path.name)
-
-
-def _refuse(error: OSError) -> NoReturn:
-  raise error
-
-
-def _printable(text: str | os.PathLike[str]) -> str:
-  r"""Returns a text in one line of UTF-8: other characters become '\x..'."""
-  text = os.fsencode(text).decode('utf-8', 'backslashreplace')
-  return ''.join(
-      char if char.isprintable() else char.encode('unicode_escape').decode()
-      for char in text
-  )
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray | None, str]:
@@ -138,23 +111,27 @@ def _write(
     destination: pathlib.Path,
     source: pathlib.Path,
     paths: Sequence[pathlib.Path],
-    num_processes: int | None,
-) -> None:
-  """Writes the frames of all files, both lists and the index."""
+    num_processes: int,
+) -> dict[str, list[tuple[str, str]]]:
+  """Writes the frames of all files, both lists and the index.
+
+  Returns:
+    The lists, of (file, reason), by their names.
+  """
   names: list[str] = []
   lengths: list[int] = []
-  lists: dict[str, _Reasons] = {SKIPPED: [], LEFT_OUT: []}
+  lists: dict[str, list[tuple[str, str]]] = {SKIPPED: [], LEFT_OUT: []}
   destination.mkdir(parents=True, exist_ok=True)
-  partial = destination / (ntu_arrays.FRAMES + '.part')
+  array = destination / ntu_arrays.FRAMES
   bar = tqdm.tqdm(paths, unit='file', dynamic_ncols=True, disable=None)
-  jobs = -1 if num_processes is None else max(num_processes, 1)
-  parallel = joblib.Parallel(jobs, return_as='generator')
+  parallel = joblib.Parallel(num_processes, return_as='generator')
   results = parallel(joblib.delayed(_read)(path) for path in paths)
-  with partial.open('wb') as file, bar, contextlib.closing(results):
+  with array.open('wb') as file, bar, contextlib.closing(results):
     _write_header(file, 0)
     for path, (frames, text) in zip(bar, results, strict=True):
       if text:
-        lists[SKIPPED if frames is None else LEFT_OUT].append((path, text))
+        entry = str(path.relative_to(source)), ' '.join(text.split())
+        lists[SKIPPED if frames is None else LEFT_OUT].append(entry)
       if frames is not None:
         names.append(path.stem)
         lengths.append(len(frames))
@@ -164,23 +141,19 @@ def _write(
     file.flush()
     os.fsync(file.fileno())
     for name, entries in lists.items():
-      lines = (
-          f'{_printable(path.relative_to(source))}\t'
-          f'{_printable(" ".join(text.split()))}\n'
-          for path, text in entries
-      )
-      (destination / name).write_text(''.join(lines), encoding='utf-8')
+      lines = ''.join(f'{path}\t{reason}\n' for path, reason in entries)
+      (destination / name).write_bytes(os.fsencode(lines))
     if not names:
-      partial.unlink()
+      array.unlink()
       raise ValueError(
           f'none of {len(paths)} files could be converted; see'
           f' {destination / SKIPPED}'
       )
-    os.replace(partial, destination / ntu_arrays.FRAMES)
     content = {'names': names, 'lengths': lengths}
     partial = destination / (ntu_arrays.INDEX + '.part')
     partial.write_text(json.dumps(content), encoding='utf-8')
     os.replace(partial, destination / ntu_arrays.INDEX)
+  return lists
 
 
 def _write_header(file: BinaryIO, num_frames: int) -> None:
@@ -188,11 +161,6 @@ def _write_header(file: BinaryIO, num_frames: int) -> None:
   shape = (num_frames, *ntu_tracks.FRAME)
   header = {'descr': '<f4', 'fortran_order': False, 'shape': shape}
   np.lib.format.write_array_header_1_0(file, header)
-
-
-def _listed(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
-  lines = path.read_text(encoding='utf-8').splitlines()
-  return tuple(line.partition('\t')[::2] for line in lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -203,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   )
   parser.add_argument('source', help='folder of .skeleton files')
   parser.add_argument('destination', help='folder of the result')
-  parser.add_argument('--num_processes', type=int, help='default: one a core')
+  parser.add_argument('--num_processes', type=int, default=-1)
   given = parser.parse_args(arguments)
   try:
     result = convert(given.source, given.destination, given.num_processes)

@@ -29,7 +29,9 @@ SPINE = 1
 
 
 def pad(
-    recordings: Sequence[np.ndarray], data: ml_collections.ConfigDict
+    recordings: Sequence[np.ndarray],
+    data: ml_collections.ConfigDict,
+    are_centred: bool = False,
 ) -> dict[str, np.ndarray]:
   """Returns recordings of one length, filled up with zeros.
 
@@ -37,6 +39,7 @@ def pad(
     recordings: N arrays [frames, 2, 25, 3], in metres.
     data: a config's `data`. A recording of more than `max_frames` is thinned
       out evenly; `centre` names the origin, `frames_dtype` the result's dtype.
+    are_centred: whether the recordings have that origin already.
 
   Returns:
     'frames' [N, L, 2, 25, 3] and 'length' int32 [N].
@@ -47,7 +50,8 @@ def pad(
   for row, (whole, length) in enumerate(zip(recordings, lengths, strict=True)):
     if length < len(whole):
       whole = whole[(np.arange(length) * len(whole)) // length]
-    frames[row, :length] = _centred(whole, data.centre)
+    centre = 'none' if are_centred else data.centre
+    frames[row, :length] = _centred(whole, centre)
   return {'frames': frames, 'length': lengths.astype(np.int32)}
 
 

@@ -23,13 +23,13 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import classification
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import protocol
-from rnnzoo.tasks.images import smnist
 from rnnzoo.tasks.motion import ntu_arrays
 from rnnzoo.tasks.motion import ntu_files
 from rnnzoo.tasks.motion import ntu_motions
 from rnnzoo.tasks.motion import ntu_tracks
 from rnnzoo.tasks.motion import skeleton_frames
 from rnnzoo.tasks.motion import skeleton_inputs
+from rnnzoo.tasks.series import sequence_arrays
 
 SOURCES = ('motions', *ntu_files.DATASETS)
 
@@ -107,10 +107,11 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
           f'config.data.source={data.source} has {len(self.class_names)}'
           f' classes, but {data.data_dir} has A{labels.max() + 1:03}'
       )
-    train, validation = smnist.split_validation(
-        int(trains.sum()), data.validation_fraction, data.split_seed
-    )
     (training,) = np.nonzero(trains)
+    size = round(len(training) * data.validation_fraction)
+    train, validation = sequence_arrays.split_off(
+        np.zeros(len(training), bool), size, data.split_seed
+    )
     splits: dict[str, protocol.Examples] = {}
     for split, indices, samplings in (
         ('train', training[train], None),
@@ -165,13 +166,12 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     """Returns inputs of `predict`: 'frames', 'length' and 'offsets'.
 
     Args:
-      inputs: a dict, as in `splits`; `skeleton_inputs.read` makes it of
-        `.skeleton` files, `skeleton_inputs.prepare` of arrays. 'frames'
-        [B, L, 2, 25, 3] are x, y, z in metres, of two bodies, zeros where one
-        is absent, around the origin that `config.data.centre` names; 'length'
-        int [B] is how many of the L frames are valid; 'offsets' [B, S, T],
-        from 0, below 1, say where each of the T = `config.data.num_steps`
-        segments is looked at, S times. Without offsets, all recordings share
+      inputs: B recordings, each [frames, 2, 25, 3], as `skeleton_inputs.read`
+        reads them from `.skeleton` files: x, y, z in metres, of two bodies, the
+        main one first, zeros where one is absent. The task thins them out and
+        moves their origin as `config.data` says. Or a dict of 'frames'
+        [B, L, 2, 25, 3], which have that origin, and 'length' int [B], how many
+        of the L frames are valid. All are seen by the same
         `config.data.test_samplings` samplings.
     """
     return skeleton_inputs.check(inputs, self._data)
@@ -188,7 +188,7 @@ class SkeletonActions(protocol.ConfigTask, classification.Classification):
     for number, line in enumerate(lines, 1):
       if not line.strip():
         raise ValueError(f'line {number} is empty; name a .skeleton file')
-      inputs = skeleton_inputs.read(line, self._config)
+      inputs = self.check_inputs(skeleton_inputs.read(line))
       # Few sizes, so that few are compiled.
       length = inputs['frames'].shape[1]
       padding = 2 ** (length - 1).bit_length() - length

@@ -6,7 +6,7 @@ forecasting      the next steps of series; forecaster has the models, and heads
                  their distributions
 sequences        your own .npz files, and sets of TFDS: npz,
                  sequence_arrays, sequence_checks
-time_series      the UEA and UCR archives; uea reads them
+time_series      the UEA and UCR archives
 har              human activity recognition, UCI HAR
 lorenz           forecasts of the Lorenz system
 """

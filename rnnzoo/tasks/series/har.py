@@ -7,7 +7,6 @@ for validation, too, since windows of one person are alike.
 The archive is read as it is unpacked:
 
     UCI HAR Dataset/
-      activity_labels.txt                     "1 WALKING"
       train/y_train.txt                       an activity a line, from 1 to 6
       train/subject_train.txt                 a person a line
       train/Inertial Signals/body_acc_x_train.txt     a window of 128 a line
@@ -25,13 +24,13 @@ import ml_collections
 import numpy as np
 
 from rnnzoo import settings
+from rnnzoo.tasks import array_checks
 from rnnzoo.tasks import fields
 from rnnzoo.tasks.series import answers
 from rnnzoo.tasks.series import npz
 from rnnzoo.tasks.series import sequence_arrays
 from rnnzoo.tasks.series import sequence_task
 from rnnzoo.tasks.series import sequences
-from rnnzoo.tasks.text import files as text_files
 
 _FOLDER = 'UCI HAR Dataset'
 # The files of signals, in the order of the columns of x.
@@ -39,6 +38,12 @@ SIGNALS = tuple(
     f'{signal}_{axis}'
     for signal in ('body_acc', 'body_gyro', 'total_acc')
     for axis in 'xyz'
+)
+
+# Names of the activities, which the files number from 1.
+ACTIVITIES = (
+    *('walking', 'walking_upstairs', 'walking_downstairs'),
+    *('sitting', 'standing', 'laying'),
 )
 
 _RULES: fields.Rules = {
@@ -87,7 +92,9 @@ def read(
         f' numbers; its signals have {sorted(sizes)}, and there are'
         f' {len(labels)} activities and {len(people)} people'
     )
-  arrays = {'x': np.stack(columns, axis=-1), 'y': labels}
+  most = len(ACTIVITIES)
+  y = array_checks.integers(labels, f'{folder}: y', len(labels), most)
+  arrays = {'x': np.stack(columns, axis=-1), 'y': y}
   form = npz.Form('classification', missing='never')
   return npz.parse(arrays, form, str(folder)), people
 
@@ -109,12 +116,6 @@ def _read_all(data: ml_collections.ConfigDict):
     )
   everyone = np.unique(people)
   size = max(1, round(len(everyone) * data.validation_fraction))
-  if size == len(everyone):
-    raise ValueError(
-        f'config.data.validation_fraction={data.validation_fraction} leaves'
-        f' nobody to train on, of the {size} people in {directory}, each of'
-        ' whom trains or validates'
-    )
   _, chosen = sequence_arrays.split_off(
       np.zeros(len(everyone), np.int32), size, data.split_seed
   )
@@ -127,21 +128,8 @@ def _read_all(data: ml_collections.ConfigDict):
       },
       every_step=False,
   )
-  return splits, answers.Classes(_activities(directory, kind.names))
-
-
-def _activities(directory: pathlib.Path, labels: tuple[str, ...]) -> list[str]:
-  """Returns the names of activities, whose labels are such as '1'."""
-  path = _root(directory) / 'activity_labels.txt'
-  text = text_files.read(str(path), 'config.data.manual_dir')
-  words = [line.split(None, 1) for line in text.splitlines()]
-  names = {pair[0]: pair[-1].strip().lower() for pair in words if pair}
-  if unknown := [label for label in labels if label not in names]:
-    raise ValueError(
-        f'{path} has no name for the activity {unknown[0]}; a line must be a'
-        " number and a name, as '1 WALKING'"
-    )
-  return [names[label] for label in labels]
+  names = [ACTIVITIES[int(label) - 1] for label in kind.names]
+  return splits, answers.Classes(names)
 
 
 def _numbers(path: pathlib.Path, dtype: type, axes: Literal[1, 2]):

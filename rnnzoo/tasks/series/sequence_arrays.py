@@ -96,9 +96,12 @@ def standardization(
   deviation float32 cannot hold as a normal number. Values are [N, T, F] and
   `valid` bool [N, T]; where there are no steps, T is left out.
   """
-  steps = np.ma.masked_invalid(values[valid].astype(np.float64))
-  mean = np.ma.filled(steps.mean(0), 0.0)
-  deviation = np.ma.filled((steps - mean).std(0), 0.0)
+  columns = statistics(values[valid])
+  mean, deviation = (
+      np.array([(column['mean'], column['deviation']) for column in columns])
+      .reshape(-1, 2)
+      .T
+  )
   is_float = values.dtype.kind == 'f'
   rounding = np.finfo(values.dtype if is_float else np.float64).eps
   constant = deviation <= rounding * np.abs(mean)
@@ -122,21 +125,17 @@ def standardized(
 
 def statistics(steps: np.ndarray) -> list[dict[str, Any]]:
   """Returns numbers about each column of steps [steps, F], for report.json."""
-  found = []
-  for column in steps.astype(np.float64).T:
-    known = column[~np.isnan(column)]
-    missing = len(column) - len(known)
-    known = known if len(known) else np.zeros(1)
-    found.append(
-        {
-            'mean': float(known.mean()),
-            'deviation': float(known.std()),
-            'min': float(known.min()),
-            'max': float(known.max()),
-            'missing': missing,
-        }
-    )
-  return found
+  known = np.ma.masked_invalid(steps.astype(np.float64))
+  mean = np.ma.filled(known.mean(0), 0.0)
+  found = {
+      'mean': mean,
+      'deviation': np.ma.filled((known - mean).std(0), 0.0),
+      'min': np.ma.filled(known.min(0), 0.0),
+      'max': np.ma.filled(known.max(0), 0.0),
+      'missing': np.ma.getmaskarray(known).sum(0),
+  }
+  columns = zip(*(values.tolist() for values in found.values()), strict=True)
+  return [dict(zip(found, column, strict=True)) for column in columns]
 
 
 def complete_splits(
@@ -154,27 +153,12 @@ def complete_splits(
   found = dict(splits)
   total = len(splits['train'].x)
   fractions = {k: v for k, v in fractions.items() if k not in splits}
-  if empty := _empty_split(total, fractions):
-    named = ' and '.join(
-        f'config.data.{k}_fraction={part}' for k, part in fractions.items()
-    )
-    raise ValueError(
-        f'{total} training sequences cannot be split: {empty} would be empty'
-        f' by {named}; give more sequences, or other fractions'
-    )
   for name, fraction in fractions.items():
     train = found['train']
     groups = train.y if stratify else np.zeros(len(train.x), np.int32)
     rest, part = split_off(groups, round(total * fraction), seed)
     found['train'], found[name] = train.rows(rest), train.rows(part)
   return {name: found[name] for name in SPLITS if name in found}
-
-
-def _empty_split(total: int, fractions: Mapping[str, float]) -> str:
-  """Returns the first split that gets no sequence of `total`, or ''."""
-  sizes = {name: round(total * part) for name, part in fractions.items()}
-  sizes['train'] = total - sum(sizes.values())
-  return next((name for name, size in sizes.items() if size < 1), '')
 
 
 def split_off(
@@ -190,8 +174,9 @@ def split_off(
   """
   if not 0 < size < len(groups):
     raise ValueError(
-        f'{len(groups)} training sequences cannot be split into {size} and the'
-        ' rest; give more sequences, or another fraction in config.data'
+        f'{len(groups)} training examples cannot be split into {size} and'
+        f' {len(groups) - size}, for both parts need one; more examples, or'
+        ' another fraction in config.data, would work'
     )
   order = np.random.RandomState(seed).permutation(len(groups))
   place = np.empty(len(groups))

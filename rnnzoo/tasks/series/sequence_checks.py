@@ -24,29 +24,21 @@ def check_fit(
     part: sequence_arrays.Sequences,
     first_name: str,
     first: sequence_arrays.Sequences,
-    every_step: bool,
+    every_step: bool = False,
 ) -> None:
   """Raises ValueError unless two parts agree in columns and kind of answers.
 
   Sequences may be longer in one part, and labels of any kind. The names, of
   files or splits, are for the message.
   """
-  if part.x.shape[-1] != first.x.shape[-1]:
+  words = []
+  for one in (part, first):
+    kind = 'text' if one.y.dtype.kind in 'US' else 'numbers'
+    shape = list(one.y.shape[2 if every_step else 1 :])
+    words.append(f'{one.x.shape[-1]} columns of x, and {kind} {shape} as y')
+  if words[0] != words[1]:
     raise ValueError(
-        f'{name}: x has {part.x.shape[-1]} columns, but {first.x.shape[-1]} in'
-        f' {first_name}'
-    )
-  pair = part.y, first.y
-  kinds = ['text' if y.dtype.kind in 'US' else 'numbers' for y in pair]
-  if kinds[0] != kinds[1]:
-    raise ValueError(
-        f'{name}: y holds {kinds[0]}, but {kinds[1]} in {first_name}'
-    )
-  sizes = [list(y.shape[2 if every_step else 1 :]) for y in pair]
-  if sizes[0] != sizes[1]:
-    raise ValueError(
-        f'{name}: y has {sizes[0]} numbers an answer, but {sizes[1]} in'
-        f' {first_name}'
+        f'{name} must be like {first_name}, with {words[1]}; it has {words[0]}'
     )
 
 

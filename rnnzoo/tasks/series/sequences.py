@@ -93,20 +93,15 @@ def read_splits(
   pattern = re.compile(rf'({"|".join(sequence_arrays.SPLITS)})([-_.].*)?')
   found = {file: pattern.fullmatch(file.stem) for file in files}
   split_of = {file: match[1] for file, match in found.items() if match}
-  if not split_of:
-    if likely := [f for f in files if re.search('(?i)train|val|test', f.stem)]:
-      raise ValueError(
-          f'{likely[0]} looks like a split; name splits train.npz,'
-          ' validation.npz and test.npz, and parts of one whole otherwise'
-      )
+  likely = [f for f in files if re.search('(?i)train|val|test', f.stem)]
+  if not split_of and not likely:
     split_of = dict.fromkeys(files, 'train')
-  elif others := [file for file in files if file not in split_of]:
+  if len(split_of) < len(files) or 'train' not in split_of.values():
     raise ValueError(
-        f'{others[0]} belongs to no split: beside {next(iter(split_of)).name},'
-        ' names must begin with train, validation or test'
+        f'{path} must hold train.npz, and maybe validation.npz and test.npz, or'
+        ' parts of one whole whose names have no such words in them; it holds'
+        f' {", ".join(file.name for file in files[:8])}'
     )
-  elif 'train' not in split_of.values():
-    raise ValueError(f'{path} holds no train.npz, only parts of other splits')
   parts: dict[str, list[sequence_arrays.Sequences]] = {}
   first = None
   for file, split in split_of.items():
@@ -212,9 +207,7 @@ def _read_tfds(
     if not is_image:  # They have dark edges.
       x = npz.checked(x, lengths, data.missing, f'{place}: x')
     splits[name] = sequence_arrays.Sequences(x, lengths, labels)
-    sequence_checks.check_fit(
-        place, splits[name], "'train'", splits['train'], every_step=False
-    )
+    sequence_checks.check_fit(place, splits[name], 'train', splits['train'])
   return found.name, splits
 
 

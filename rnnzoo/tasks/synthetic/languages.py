@@ -30,6 +30,8 @@ import itertools
 import types
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 MODULUS = 5
@@ -182,14 +184,19 @@ def tokens_from(
   return array.where(position < lengths, tokens, 0).astype(array.uint8)
 
 
-def prefix_labels(language: Language, tokens: np.ndarray) -> np.ndarray:
+def prefix_labels(language: Language, tokens: Any) -> jax.Array:
   """Returns the labels of all prefixes of strings [N, T], int32 [N, T]."""
-  state = np.full(len(tokens), language.start)
-  labels = np.empty(tokens.shape, np.int32)
-  for step in range(tokens.shape[1]):
-    state = language.transitions[state, tokens[:, step]]
-    labels[:, step] = language.labels[state]
-  return labels
+  transitions = jnp.asarray(language.transitions, jnp.int32)
+  labels = jnp.asarray(language.labels, jnp.int32)
+
+  def step(state, token):
+    state = transitions[state, token]
+    return state, state
+
+  start = jnp.full(len(tokens), language.start, jnp.int32)
+  # A step is so little that a device would spend its time between steps.
+  _, states = jax.lax.scan(step, start, tokens.T, unroll=8)
+  return labels[states.T]
 
 
 def balanced(

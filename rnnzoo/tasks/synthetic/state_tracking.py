@@ -103,19 +103,13 @@ class StateTracking(made.MadeTask):
 
   def _make_fixed(self, rng):
     data, language = self._data, self.language
-    if data.clean_epochs and not data.input_noise:
-      raise ValueError(
-          'config.data.clean_epochs come before epochs with noise, and'
-          ' config.data.input_noise is 0; got clean_epochs='
-          f'{data.clean_epochs}'
-      )
+    if not data.input_noise:
+      fields.check_unread(data, {'clean_epochs': 0}, 'input_noise')
     tokens = data.num_test * sum(data.test_lengths)
     if tokens > _MOST_TOKENS:
       raise ValueError(
-          f'config.data.num_test={data.num_test} strings of each of the'
-          f' config.data.test_lengths have {tokens:,} tokens, more than'
-          f' {_MOST_TOKENS:,}; {_MOST_TOKENS // sum(data.test_lengths):,}'
-          ' strings of each would do, or fewer lengths'
+          'config.data.num_test times the sum of config.data.test_lengths must'
+          f' be at most {_MOST_TOKENS:,} tokens; got {tokens:,}'
       )
     if self._first > self._last:
       raise ValueError(
@@ -245,7 +239,7 @@ class StateTracking(made.MadeTask):
         jax.random.uniform(of_tokens, shape), self.language, length, jnp
     )
     lengths = jnp.broadcast_to(length, shape[:1])
-    labels = _prefix_labels(self.language, tokens)
+    labels = languages.prefix_labels(self.language, tokens)
     strings = self._examples(tokens, lengths, labels)
     if noise := self._data.input_noise if noise is None else noise:
       strings['noise'] = jnp.full(self.batch_size, noise, jnp.float32)
@@ -285,7 +279,7 @@ class StateTracking(made.MadeTask):
   def _make_strings(self, rng, lengths, time: int) -> dict[str, np.ndarray]:
     uniform = rng.random((len(lengths), time), np.float32)
     tokens = languages.tokens_from(uniform, self.language, lengths)
-    labels = languages.prefix_labels(self.language, tokens)
+    labels = np.asarray(languages.prefix_labels(self.language, tokens))
     return self._examples(tokens, lengths.astype(np.int32), labels, np)
 
   def _examples(self, tokens, lengths, labels, array=jnp) -> dict[str, Any]:
@@ -296,23 +290,6 @@ class StateTracking(made.MadeTask):
     else:
       labels = _at_last(labels, lengths, array)
     return {'tokens': tokens, 'length': lengths, 'label': labels}
-
-
-def _prefix_labels(
-    language: languages.Language, tokens: jax.Array
-) -> jax.Array:
-  """Returns the labels of all prefixes of strings, int32 [B, T], by JAX."""
-  transitions = jnp.asarray(language.transitions, jnp.int32)
-  labels = jnp.asarray(language.labels, jnp.int32)
-
-  def step(state, token):
-    state = transitions[state, token]
-    return state, state
-
-  start = jnp.full(len(tokens), language.start, jnp.int32)
-  # A step is so little that a device would spend its time between steps.
-  _, states = jax.lax.scan(step, start, tokens.T, unroll=8)
-  return labels[states.T]
 
 
 def _at_last(x: Any, lengths: Any, array: types.ModuleType = jnp) -> Any:

@@ -3,7 +3,6 @@
 Dimensions: N pairs of a bucket, S tokens of a source, T of a target.
 """
 
-import codecs
 from collections.abc import Sequence
 import datetime
 import gzip
@@ -17,34 +16,22 @@ from rnnzoo import settings
 from rnnzoo.models import decoding
 from rnnzoo.tasks import fields
 from rnnzoo.tasks import tfds_sets
-
-_MARKS = (
-    (codecs.BOM_UTF8, 'utf-8'),
-    # The next mark begins with UTF-16's mark.
-    (codecs.BOM_UTF32_LE, 'utf-32-le'),
-    (codecs.BOM_UTF32_BE, 'utf-32-be'),
-    (codecs.BOM_UTF16_LE, 'utf-16-le'),
-    (codecs.BOM_UTF16_BE, 'utf-16-be'),
-)
+from rnnzoo.tasks.series import sequence_arrays
 
 
 def read(path: str, field: str) -> str:
-  """Returns a text without byte order marks, whose lines end in a newline.
+  """Returns a text in UTF-8, plain or .gz, whose lines end in a newline.
 
-  In the file they may end in a carriage return, too. Marks within it, as in
-  files that were joined, are left out as well.
+  In the file they may end in a carriage return, too. Byte order marks are left
+  out, also within it, as in files that were joined.
 
   `field` names the field of the config, for messages.
   """
   file = fields.expand(path, field)
-  if not path:
+  if not path or not file.is_file():
     raise FileNotFoundError(
-        f'{field} must name a text file, and is empty; each split has its own'
-    )
-  if not file.is_file():
-    raise FileNotFoundError(
-        f'{field}: there is no file {path!r}; it must be a text in UTF-8, or in'
-        ' UTF-16 or UTF-32 with its mark, plain or .gz'
+        f'{field} must name a text file in UTF-8, plain or .gz; there is no'
+        f' file {path!r}'
     )
   content = file.read_bytes()
   if content.startswith(b'\x1f\x8b'):
@@ -52,28 +39,22 @@ def read(path: str, field: str) -> str:
       content = gzip.decompress(content)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
       raise ValueError(f'{path} is not a whole .gz file: {error}') from error
-  marks = (pair for pair in _MARKS if content.startswith(pair[0]))
-  mark, encoding = next(marks, (b'', 'utf-8'))
-  content = content[len(mark) :]
   try:
-    text = content.decode(encoding)
+    text = content.decode()
   except UnicodeDecodeError as error:
-    before = content[: error.start].decode(encoding).count('\n')
+    line = content.count(b'\n', 0, error.start) + 1
     raise ValueError(
-        f'{path}, line {before + 1}, is not {encoding.upper()}; it must be a'
-        ' text in UTF-8, or in UTF-16 or UTF-32 with its mark, plain or .gz;'
-        ' iconv -f latin1 -t utf-8 makes UTF-8 of Latin-1, say'
+        f'{path}, line {line}, is not UTF-8; iconv -f latin1 -t utf-8 makes it'
+        ' of Latin-1, say'
     ) from error
   if '\0' in text:
-    raise ValueError(
-        f'{path} has zeros, as UTF-16 without its mark has; UTF-8 would work'
-    )
+    raise ValueError(f'{path} has zeros, as UTF-16 has them; UTF-8 would work')
   text = text.replace('\r\n', '\n').replace('\r', '\n')
   return text.replace('\ufeff', '')
 
 
 def read_parallel(
-    source: str, target: str, fields: tuple[str, str]
+    source: str, target: str, fields: Sequence[str]
 ) -> tuple[list[str], list[str]]:
   """Returns the lines of a text and of its translation.
 
@@ -182,26 +163,29 @@ def buckets(
   parts = []
   for bucket in np.unique(found):
     places = np.flatnonzero(found == bucket)
-    sources = [[*pairs[0][i], decoding.END] for i in places]
+    source, source_length = pad([[*pairs[0][i], decoding.END] for i in places])
     targets = [[decoding.START, *pairs[1][i], decoding.END] for i in places]
+    target, length = pad(targets)
     parts.append(
         {
-            'source': pad(sources),
-            'source_length': np.array(list(map(len, sources)), np.int32),
-            'target': pad(targets),
-            'target_length': np.array(list(map(len, targets)), np.int32) - 1,
+            'source': source,
+            'source_length': source_length,
+            'target': target,
+            'target_length': length - 1,
         }
     )
   return parts
 
 
-def pad(rows: Sequence[Sequence[int]], width: int = 0) -> np.ndarray:
-  """Returns tokens as one array [rows, at least width], padding behind them."""
-  width = max([width, *map(len, rows)])
-  array = np.full((len(rows), width), decoding.PAD, np.int32)
-  for row, tokens in zip(array, rows, strict=True):
-    row[: len(tokens)] = tokens
-  return array
+def pad(
+    rows: Sequence[Sequence[int]], width: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (tokens as one array [rows, width], 0 behind them; lengths).
+
+  Without a width it is that of the longest row.
+  """
+  arrays = [np.array(row, np.int32) for row in rows]
+  return sequence_arrays.pad(arrays, width)
 
 
 # Dates as people write them, and as ISO 8601 does; made from a seed.

@@ -13,14 +13,13 @@ References:
 from collections.abc import Mapping
 import functools
 import itertools
+import pathlib
 from typing import Any
 
-from absl import logging
 from flax import nnx
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 import optax
 
 import rnnzoo
@@ -43,9 +42,7 @@ EXACT_MATCH = protocol.Metric('exact_match', at_test=True)
 _EXAMPLES = 20
 
 _SPLITS = ('train', 'validation', 'test')
-_PATHS = tuple(
-    f'{part}_{side}' for part in _SPLITS for side in ('source', 'target')
-)
+_SIDES = ('source', 'target')
 _DATA_RULES: fields.Rules = {
     'source': fields.Rule(
         "'dates', 'files' or 'tfds:<name>'",
@@ -53,7 +50,7 @@ _DATA_RULES: fields.Rules = {
         or (isinstance(value, str) and tfds_sets.is_source(value)),
     ),
     'data_dir': fields.text(),
-    **{name: fields.text() for name in _PATHS},
+    **{f'{part}_{side}': fields.text() for part in _SPLITS for side in _SIDES},
     'num_dates': fields.integer(1, text_files.NUM_DAYS - 2000),
     'dates_seed': fields.seed(),
     'source_tokens': fields.one_of(vocabularies.KINDS),
@@ -61,7 +58,6 @@ _DATA_RULES: fields.Rules = {
     'lowercase': fields.flag(),
     'min_count': fields.integer(1),
     'vocabulary_size': fields.integer(5, 10**7),
-    'max_length': fields.integer(0),
     'num_buckets': fields.integer(1, 20),
     'output_length': fields.integer(1, 10**4),
     'num_beams': fields.integer(1, 1000),
@@ -74,28 +70,9 @@ _MODEL_RULES: fields.Rules = {
     'is_bidirectional': fields.flag(),
     'init_std': fields.number(0),
     'teacher_forcing': fields.number(0, 1),
-    'teacher_forcing_end': fields.number(0, 1),
-    'teacher_forcing_steps': fields.integer(1),
     'label_smoothing': fields.number(0, 1, below=True),
     'norm': fields.optional(fields.one_of(('layer',))),
 }
-
-
-class TrainingSteps(nnx.Variable):
-  """How many steps of training a model has seen, int32 []."""
-
-
-class ScheduledSeq2Seq(models.Seq2Seq):
-  """A model whose teacher forcing depends on the step of training.
-
-  Attributes:
-    training_steps: the number of steps in training so far.
-  """
-
-  def __init__(self, *args, **options):
-    """Creates the parameters; see `models.Seq2Seq`."""
-    super().__init__(*args, **options)
-    self.training_steps = TrainingSteps(jnp.zeros((), jnp.int32))
 
 
 class Translation(protocol.ConfigTask):
@@ -107,8 +84,6 @@ class Translation(protocol.ConfigTask):
     metrics: exact match first for dates, BLEU for text.
     source_vocabulary: vocabulary of the source lines to train on.
     target_vocabulary: vocabulary of the target lines to train on.
-    left_out: pairs of lines that are longer than `config.data.max_length`; only
-      pairs to train on are ever left out.
   """
 
   rules = _DATA_RULES
@@ -144,24 +119,7 @@ class Translation(protocol.ConfigTask):
         for name, (sources, targets) in self._lines.items()
     }
     longest = text_files.longest(pairs['train'])
-    keeps = longest <= (data.max_length or np.inf)
-    self.left_out = int(np.sum(~keeps))
-    if not keeps.any():
-      raise ValueError(
-          'every pair of lines to train on has more than config.data.max_length'
-          f' = {data.max_length} tokens'
-      )
-    if self.left_out:
-      logging.warning(
-          '%d of %d pairs of lines to train on have more than'
-          ' config.data.max_length = %d tokens and are left out.',
-          self.left_out,
-          len(keeps),
-          data.max_length,
-      )
-    kept = [list(itertools.compress(side, keeps)) for side in pairs['train']]
-    pairs['train'] = kept[0], kept[1]
-    cuts = text_files.boundaries(longest[keeps], data.num_buckets)
+    cuts = text_files.boundaries(longest, data.num_buckets)
     parts = {k: text_files.buckets(part, cuts) for k, part in pairs.items()}
     # One bucket is not a list of buckets: several seeds can train at once.
     self.splits: Mapping[str, protocol.Split] = {
@@ -202,8 +160,7 @@ class Translation(protocol.ConfigTask):
         rngs,
         _stack_without_dropout,
     )
-    make = models.Seq2Seq if self._always_forced() else ScheduledSeq2Seq
-    built = make(
+    built = models.Seq2Seq(
         encoder,
         decoder,
         num_source_tokens=len(self.source_vocabulary),
@@ -229,7 +186,7 @@ class Translation(protocol.ConfigTask):
         jnp.asarray(examples['source']),
         target[:, :-1],
         source_lengths=jnp.asarray(examples['source_length']),
-        teacher_forcing=1.0 if rngs is None else self._teacher_forcing(model),
+        teacher_forcing=1.0 if rngs is None else self._model.teacher_forcing,
         rngs=rngs,
     ).astype(jnp.float32)
     losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -301,8 +258,6 @@ class Translation(protocol.ConfigTask):
     numbers = {
         'num_source_tokens': len(self.source_vocabulary),
         'num_target_tokens': len(self.target_vocabulary),
-        'left_out_of_training': self.left_out,
-        'unknown_words_of_the_test': self._unknown('test'),
         'examples': examples,
     }
 
@@ -315,20 +270,6 @@ class Translation(protocol.ConfigTask):
       path.write_text('\n'.join([f'{title}\n', *parts]), encoding='utf-8')
 
     return protocol.Report(numbers, {'translations.txt': write})
-
-  def _always_forced(self) -> bool:
-    model = self._model
-    return model.teacher_forcing == model.teacher_forcing_end == 1
-
-  def _teacher_forcing(self, model: Any) -> float | jax.Array:
-    """Returns the rate of this step, and counts it."""
-    if self._always_forced():
-      return 1.0
-    start, end = self._model.teacher_forcing, self._model.teacher_forcing_end
-    steps = model.training_steps
-    done = jnp.minimum(steps[...] / self._model.teacher_forcing_steps, 1.0)
-    steps[...] = steps[...] + 1
-    return start + (end - start) * done
 
   def _decode(self, num_beams, model, source, lengths) -> decoding.Decoded:
     return model.decode(
@@ -360,19 +301,6 @@ class Translation(protocol.ConfigTask):
     is_text = BLEU in self.metrics
     return exact | (translation_decoding.bleu(*given) if is_text else {})
 
-  def _unknown(self, split: str) -> dict[str, float]:
-    """Returns the share of a split's tokens that are not in a vocabulary.
-
-    The ends of lines, which are tokens of the model, are none of the text.
-    """
-    shares = {}
-    parts = protocol.buckets(self.splits[split])
-    for name in ('source', 'target'):
-      unknown = sum(np.sum(part[name] == decoding.UNKNOWN) for part in parts)
-      total = sum(np.sum(part[f'{name}_length'] - 1) for part in parts)
-      shares[name] = float(unknown / max(total, 1))
-    return shares
-
 
 def _bidirectional_stack(factories, *args, **options) -> rnnzoo.Stack:
   """Returns a stack of which each layer runs in both directions."""
@@ -391,13 +319,6 @@ def _read(
   """Returns the name of the data, and pairs of lines by split."""
   if not tfds_sets.is_source(data.source):
     fields.check_unread(data, ('data_dir',), 'source')
-  # Not refused: some configs name files.
-  if data.source != 'files' and (paths := [p for p in _PATHS if data[p]]):
-    logging.warning(
-        'config.data.source=%r is read, and not the files of config.data.%s.',
-        data.source,
-        ', '.join(paths),
-    )
   if data.source == 'dates':
     parts = text_files.dates(data.dates_seed, (data.num_dates, 1000, 1000))
     dataset = f'{data.num_dates} made-up dates, seed {data.dates_seed}'
@@ -408,13 +329,12 @@ def _read(
       name: text_files.read_parallel(
           data[f'{name}_source'],
           data[f'{name}_target'],
-          (f'config.data.{name}_source', f'config.data.{name}_target'),
+          [f'config.data.{name}_{side}' for side in _SIDES],
       )
       for name in _SPLITS
   }
-  last = lambda path: path.replace('\\', '/').split('/')[-1]
-  dataset = f'{last(data.train_source)} to {last(data.train_target)}'
-  return dataset, lines
+  names = (pathlib.PurePath(data[f'train_{side}']).name for side in _SIDES)
+  return ' to '.join(names), lines
 
 
 def _draw(model: nnx.Module, std: float, rngs: nnx.Rngs) -> None:

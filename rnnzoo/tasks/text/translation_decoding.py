@@ -60,8 +60,7 @@ class Decoder:
       size = min(1 << (len(rows) - 1).bit_length(), self._batch_size)
       rows += [[decoding.END]] * (size - len(rows))
       width = -(-max(map(len, rows)) // _WIDTH) * _WIDTH
-      lengths = np.array(list(map(len, rows)), np.int32)
-      given = self._state, text_files.pad(rows, width), lengths
+      given = self._state, *text_files.pad(rows, width)
       program = self._program(*given)
       began = time.monotonic()
       decoded = program(*given)
