@@ -176,10 +176,9 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   own = task.report(
       results, functools.partial(trained_lib.best_model, experiment)
   )
-  summary = report_lib.summarize(
+  report = report_lib.summarize(
       experiment.name, experiment.changed, results, metrics, own.numbers
   )
-  report = files.signed(summary)
   processes.from_first(
       lambda: report_lib.write_report(
           workdir, report, results, metrics, own.files
@@ -302,7 +301,7 @@ def _finish(
       'history': run.history,
   }
   path = experiment.workdir / f'seed_{seed}' / 'result.json'
-  files.write_json(path, files.signed(result))
+  files.write_json(path, result)
 
 
 def _record(

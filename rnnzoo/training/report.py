@@ -61,6 +61,8 @@ def plot_curves(
 
 # In result.json, and not in report.json.
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
+# In result.json, beside what a seed's owner says: what reports are made of.
+_USED = ('test', 'num_epochs', 'num_parameters', 'history')
 
 
 def read_result(
@@ -70,7 +72,7 @@ def read_result(
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:
-    result = files.read_signed(path)
+    result = files.read_json(path, *_USED)
     if {name: result.get(name) for name in wanted} != wanted:
       raise files.RunFileError(
           f'{path} is not the result of seed {seed} of this run on {dataset}'
