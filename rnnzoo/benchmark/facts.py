@@ -94,7 +94,5 @@ def compare(rows: Rows) -> None:
     chosen = row['path_of_none']
     if row['program'] == chosen in times:
       row['of_best'] = times[chosen] / min(times.values())
-      if 'scan' in times:
-        row['of_scan'] = times[chosen] / times['scan']
       slower = row['of_best'] > 1.05
       row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'

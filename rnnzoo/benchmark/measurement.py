@@ -1,8 +1,8 @@
 """Checks every result, then times the right ones.
 
-Threads compile the programs of a few cases side by side. Then these cases are
-checked and timed, while nothing is compiled. A single thread takes one case at
-a time, so that the seconds of its compilation mean something.
+Threads compile the programs of a case side by side. Then these are checked and
+timed, while nothing is compiled. The seconds of a compilation mean something
+where there is a single thread.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,13 +28,8 @@ from rnnzoo.benchmark import timing
 
 Row = dict[str, Any]
 
-# Fields that say which row it is. A table shows LABELS first.
+# Fields of a row that a table shows first.
 LABELS = ('layer', 'program', 'projection', 'direction')
-_SIZES = (field.name for field in dataclasses.fields(cases.Shape))
-KEY = ('shape', *_SIZES, 'dtype', 'param_dtype', *LABELS)
-
-# Cases that are compiled together, whose arrays are in memory at once.
-_TOGETHER = 4
 
 # Calls of a kernel that are in flight together, each of which is checked: CTAs
 # that do not wait for each other as they should are right most of the time.
@@ -181,20 +176,14 @@ def measure(
     `compiled_together`.
   """
   threads = timer.threads if timer.repeats else os.cpu_count() or 1
-  together = 1 if threads == 1 else _TOGETHER
-  rest = iter(selected)
   with futures.ThreadPoolExecutor(threads) as pool:
-    while groups := [
-        _Group(case, timer, watchdog, threads).begin(pool)
-        for case in itertools.islice(rest, together)
-    ]:
-      for group in groups:
-        group.wait()
-      while groups:  # The arrays of earlier cases are dropped.
-        group = groups.pop(0)
-        rows = group.finish()
-        add(group.case, rows, watchdog)
-        yield from rows
+    for case in selected:
+      group = _Group(case, timer, watchdog, threads)
+      group.compile(pool)
+      rows = group.finish()
+      del group  # And its arrays.
+      add(case, rows, watchdog)
+      yield from rows
 
 
 @dataclasses.dataclass(eq=False)
@@ -209,8 +198,8 @@ class _Group:
   exact: _Run | None = None  # The reference.
   scan: _Run | None = None  # The yardstick of errors, where there is one.
 
-  def begin(self, pool: futures.Executor) -> '_Group':
-    """Traces a case's programs, and begins to compile them."""
+  def compile(self, pool: futures.Executor) -> None:
+    """Traces and compiles a case's programs."""
     case = self.case
     ways = itertools.product(case.implementations, case.directions)
     runs = {way: _Run(case.row(*way)) for way in ways}
@@ -218,21 +207,21 @@ class _Group:
     with _attempt(*self.runs):  # More than memory holds, say.
       self.problem = problems.build(case)
     if self.problem is None:
-      return self
+      return
     for run in self.runs:
-      self._compile(run, pool, not self.timer.repeats)
+      self._begin(run, pool, not self.timer.repeats)
     if any(run.compiling for run in self.runs):
       last = 'scan', case.directions[-1]
       self.exact = _Run(case.row(*last), exact=True)
-      self._compile(self.exact, pool)
+      self._begin(self.exact, pool)
       if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
         self.scan = runs.get(last)
         if self.scan is None:
           self.scan = _Run(case.row(*last))
-          self._compile(self.scan, pool)
-    return self
+          self._begin(self.scan, pool)
+    self._wait()
 
-  def _compile(self, run: _Run, pool, quick: bool = True) -> None:
+  def _begin(self, run: _Run, pool, quick: bool = True) -> None:
     """Traces a program here; a thread compiles it."""
     problem = self.problem
     with contextlib.ExitStack() as stack:
@@ -248,7 +237,7 @@ class _Group:
       )
       run.compiling = pool.submit(lowered)
 
-  def wait(self) -> None:
+  def _wait(self) -> None:
     """Waits until its programs are compiled."""
     for run in dict.fromkeys([*self.runs, self.exact, self.scan]):
       if run is None or run.compiling is None:

@@ -313,9 +313,6 @@ def _record(
   if config.sample_every and epoch % config.sample_every == 0:
     records.sample(epoch, run.state.tested, one.key)
   unsaved_seconds = records.epoch(run.history, is_best)
-  if run.stopped or (
-      epoch % config.checkpoint_every == 0
-      and unsaved_seconds >= config.checkpoint_seconds
-  ):
+  if run.stopped or unsaved_seconds >= config.checkpoint_seconds:
     run.save(one.checkpoints)
     records.saved(epoch)

@@ -17,7 +17,7 @@ class SuitesTest(parameterized.TestCase):
     flags = f'--suite={suite}', *arguments, '--repeats=1'
     rows = benchmark_test.result(self, *flags)[0]['rows']
     for row in rows:
-      self.assertContainsSubset(measurement.KEY, row)
+      self.assertContainsSubset(measurement.LABELS, row)
       if row['status'] == 'cannot':
         self.assertIn('GPU', row['reason'])
       elif '--check_only' not in arguments:
@@ -32,7 +32,7 @@ class SuitesTest(parameterized.TestCase):
         if name != 'cudnn' or peers.PEERS['cudnn'].installed:
           self.assertNotEmpty(found)
         keys = [
-            tuple(case.row(way, direction)[key] for key in measurement.KEY)
+            tuple(case.row(way, direction).values())
             for case in found
             for way in case.implementations
             for direction in case.directions

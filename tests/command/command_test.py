@@ -522,17 +522,6 @@ class SweepTest(parameterized.TestCase):
     self.assertNotIn('| features=8 |', out)
     self.assertIn('features=8 failed', err)
 
-  def test_tasks_have_a_table_each(self):
-    directory = self.directory
-    for name, metric in (('a', 'accuracy'), ('b', 'loss'), ('c', 'accuracy')):
-      write_run(directory / name, [0.5], metric=metric)
-    (directory / 'cases.txt').write_text('a\nb gru_adding\nc')
-    code, out, err = self.sweep(f'--cases={directory}/cases.txt')
-    self.assertEqual((code, err), (0, ''))
-    self.assertEqual(out.count('| run |'), 2)
-    table = directory / 'comparisons' / 'accuracy' / 'comparison.md'
-    self.assertIn('| c |', table.read_text())
-
 
 if __name__ == '__main__':
   absltest.main()

@@ -155,7 +155,7 @@ class RateFactorsTest(made_up_runs.RunsTestCase):
         self.prepare('sign', **{'optimizer.rate_factors': factors})
 
   @parameterized.parameters(
-      ({'name': 'adamw', 'accumulate_steps': 2}, 'float32'),
+      ({'name': 'adamw'}, 'float32'),
       ({'name': 'sgd'}, 'float16'),
   )
   @pytest.mark.slow
