@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import sys
 import traceback
 from typing import Any
@@ -246,8 +245,6 @@ class _Group:
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = self.threads
-        if self.case.layer.endswith(problems.STEP):
-          run.row['kernels'] = kernels_of_loop(run.program)
 
   def finish(self) -> list[Row]:
     """Checks and times its programs; returns its rows."""
@@ -306,19 +303,3 @@ class _Group:
           row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
         if row.get('dispatch_ms', 0) > 0.7 * ms:
           print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)
-
-
-# Instructions of XLA that are no kernel.
-_FREE = {'bitcast', 'constant', 'get-tuple-element', 'parameter', 'tuple'}
-
-
-def kernels_of_loop(program: timing.Program) -> int:
-  """Counts the kernels in the body of a program's first loop."""
-  compiled: Any = program.call
-  text = compiled.as_text()
-  found = re.search(r'while\(.*body=(%[\w.\-]+)', text)
-  if found is None:
-    return 0
-  body = text.partition(f'\n{found[1]} (')[2].partition('\n}')[0]
-  names = re.findall(r'= .*? ([a-z\-]+)\(', body)
-  return sum(name not in _FREE for name in names)

@@ -129,8 +129,8 @@ class EpochTimes:
   ):
     self._path, self._dataset = path, dataset
     self._num_examples = num_examples
-    # The lesson of each epoch of this process.
-    self._lessons: list[int] = []
+    # The lessons of this process.
+    self._lessons: set[int] = set()
     self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
@@ -143,7 +143,7 @@ class EpochTimes:
   def start(self, lesson: int = 0) -> bool:
     """An epoch begins; returns whether it is the first one of its lesson."""
     self._is_first = lesson not in self._lessons
-    self._lessons.append(lesson)
+    self._lessons.add(lesson)
     self._start = self._last = time.monotonic()
     return self._is_first
 
@@ -184,13 +184,10 @@ class EpochTimes:
         float(np.mean([row[name] for row in rows]))
         for name in ('seconds', 'training', 'validation')
     )
-    # Lessons that have epochs without compilation.
-    timed = {x for x in self._lessons if self._lessons.count(x) > 1}
-    unlike = ', over lessons of unlike steps' if len(timed) > 1 else ''
     text = (
         f'{seconds:.3f} s an epoch, of which {training:.3f} training and'
         f' {validation:.3f} validation (mean of {len(rows)}, without'
-        f' compilation{unlike})'
+        ' compilation)'
     )
     if self._num_examples and training:
       text += f', {self._num_examples / training:,.0f} sequences a second'

@@ -637,8 +637,7 @@ class EpochTimesTest(absltest.TestCase):
     self.assertEqual(
         times.summary(),
         '4.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
-        ' of 2, without compilation, over lessons of unlike steps), 8 sequences'
-        ' a second',
+        ' of 2, without compilation), 8 sequences a second',
     )
 
 
