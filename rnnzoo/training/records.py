@@ -116,10 +116,8 @@ class EpochTimes:
   of the epoch; `training` and `validation`, parts of it, the rest being
   checkpoints and reports; `compiled`, 1 for the first epoch of a process and
   the first of each lesson of a generator, which may include compilation;
-  `sequences_per_second`, examples of the seed over the seconds of training;
-  `peak_memory_mib`, the most memory of the first device that the process has
-  used so far, empty where the device does not say, as a CPU. Seeds that train
-  at once share the times and the memory.
+  `sequences_per_second`, examples of the seed over the seconds of training.
+  Seeds that train at once share the times.
 
   Lines of an earlier process are kept, but those after the epochs done.
   """
@@ -161,8 +159,6 @@ class EpochTimes:
     """Writes the file, once more when the epoch's checkpoint is written."""
     seconds = self._laps.get('training')
     rate = round(self._num_examples / seconds, 1) if seconds else None
-    stats = jax.local_devices()[0].memory_stats() or {}
-    peak = stats.get('peak_bytes_in_use')
     self._rows = [row for row in self._rows if row['epoch'] < epoch]
     row = {
         'epoch': epoch,
@@ -170,7 +166,6 @@ class EpochTimes:
         **self._laps,
         'compiled': int(self._is_first),
         'sequences_per_second': rate,
-        'peak_memory_mib': None if peak is None else round(peak / 2**20, 1),
     }
     self._rows.append(row)
     files.write_csv(self._path, self._dataset, self._rows, self._earlier)
@@ -191,8 +186,6 @@ class EpochTimes:
     )
     if self._num_examples and training:
       text += f', {self._num_examples / training:,.0f} sequences a second'
-    if peak := self._rows[-1]['peak_memory_mib']:
-      text += f', peak memory {peak:,.0f} MiB'
     return text
 
 
