@@ -188,7 +188,7 @@ class DryRunTest(parameterized.TestCase):
     with jax.sharding.use_abstract_mesh(mesh):
       plan = rnnzoo.dryrun(layer, x_of((2, 5, 3)))
     self.assertFalse(plan.compiled)
-    self.assertIn('mesh data=2 (Auto)', str(plan))
+    self.assertIn('on 2 x cpu, mesh data=2 (Explicit)', str(plan))
 
   def test_devices_of_a_mesh_around(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
