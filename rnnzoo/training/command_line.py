@@ -359,7 +359,8 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
   except (OSError, files.RunFileError) as error:
     processes.give_up(error)
   except RuntimeError as error:  # JAX's own.
-    if 'RESOURCE_EXHAUSTED' not in str(error):
+    # A GPU says the one, a CPU the other.
+    if not re.search('RESOURCE_EXHAUSTED|Out of memory', str(error)):
       if processes.is_loss(error):
         processes.tell_loss(error, experiment.workdir)
       raise
