@@ -66,8 +66,7 @@ def _verify(case: cases.Case) -> dict[str, Any]:
 def path_of_none(case: cases.Case, rows: Rows, unused_watchdog: Any) -> None:
   """Adds `path_of_none`, and to the rows of that path how it compares.
 
-  These have `choice`, a text, and `of_best`: its time as a multiple of the best
-  path's.
+  These have `of_best`: its time as a multiple of the best path's.
   """
   path, _ = measurement.attempt(_path_of_none, case)
   for row in rows:
@@ -94,5 +93,3 @@ def compare(rows: Rows) -> None:
     chosen = row['path_of_none']
     if row['program'] == chosen in times:
       row['of_best'] = times[chosen] / min(times.values())
-      slower = row['of_best'] > 1.05
-      row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'

@@ -228,11 +228,9 @@ class Trained:
   def checked_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns lines without their ends; raises as `predict_lines` does."""
     if isinstance(lines, str) or not isinstance(lines, Iterable):
-      one = isinstance(lines, str)
       raise ValueError(
-          'lines must be several strings, got'
-          f' {"one" if one else settings.a(type(lines))};'
-          f' {[lines[:20] if one else "a line"]!r} would work'
+          f'lines must be several strings, got {fields.shorten(lines)};'
+          " ['a line'] would work"
       )
     checked = (_text(line, f'line {n}') for n, line in enumerate(lines, 1))
     return (line.removesuffix('\n').removesuffix('\r') for line in checked)

@@ -97,8 +97,8 @@ class TrainedTest(absltest.TestCase):
       loaded.predict([[1.0]])
     ask = lambda lines: list(loaded.predict_lines(lines))
     for use, given, message in (
-        (ask, '-3', r"several strings, got one; \['-3'\] would work"),
-        (ask, None, "several strings, got a NoneType; .'a line'. would work"),
+        (ask, '-3', "several strings, got '-3'; .'a line'. would work"),
+        (ask, None, 'several strings, got None; '),
         (ask, ['-3', 3], 'line 2 must be a string, got an int'),
         (ask, ['-3', 'a\udcff'], 'line 2 is not UTF-8: its character 2 is '),
         (loaded.sample, 3, 'prompt must be a string, got an'),
