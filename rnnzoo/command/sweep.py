@@ -68,10 +68,10 @@ def main(words: Sequence[str]) -> list[str]:
   # With 3 a run has ended, and has a report, though a loss was not finite.
   failed = [name for name, code in codes.items() if code not in (0, 3)]
   done = [str(directory / name) for name in runs if name not in failed]
-  if done:
-    print(comparison.compare(done, str(directory)))
   for name in failed:
     print(f'rnnzoo: {name} failed; see {directory / name}.log', file=sys.stderr)
+  if done:
+    print(comparison.compare(done, str(directory)))
   return failed
 
 
