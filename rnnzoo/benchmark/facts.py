@@ -50,10 +50,11 @@ def newton(case: cases.Case, rows: Rows, watchdog: timing.Watchdog) -> None:
   """Adds the fields of `rnnzoo.Verification` to rows of 'associative_scan'."""
   right = [r for r in rows if r['program'] == NEWTON and r['status'] == 'ok']
   if right:
-    with watchdog(f'verifying {case.layer}, {case.shape_name}'):
-      found, failed = measurement.attempt(_verify, case)
+    label = f'verifying {case.layer}, {case.shape_name}'
+    with watchdog(label), measurement.attempt() as found:
+      found |= _verify(case)
     for row in right:
-      row |= found or failed
+      row |= found
 
 
 def _verify(case: cases.Case) -> dict[str, Any]:
@@ -68,7 +69,9 @@ def path_of_none(case: cases.Case, rows: Rows, unused_watchdog: Any) -> None:
 
   These have `of_best`: its time as a multiple of the best path's.
   """
-  path, _ = measurement.attempt(_path_of_none, case)
+  path = None
+  with measurement.attempt():
+    path = _path_of_none(case)
   for row in rows:
     row['path_of_none'] = path
   for direction in cases.DIRECTIONS:

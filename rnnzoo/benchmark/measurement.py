@@ -93,8 +93,10 @@ def judged(error: float, limit: float, name: str) -> Row:
 
 
 @contextlib.contextmanager
-def _attempt(*runs: _Run) -> Iterator[Row]:
+def attempt(*runs: _Run) -> Iterator[Row]:
   """Notes an error of a step, in each run without an earlier error.
+
+  A step fails where memory does not hold a case's arrays, for instance.
 
   Yields:
     The fields of a failure, empty so far.
@@ -111,17 +113,6 @@ def _attempt(*runs: _Run) -> Iterator[Row]:
         run.fail(error)
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Row]:
-  """Returns a function's result and {}, or None and the fields of a failure.
-
-  It fails where memory does not hold a case's arrays, for instance.
-  """
-  result = None
-  with _attempt() as failed:
-    result = function(*arguments)
-  return result, failed
-
-
 def side_by_side(
     function: Callable[..., None],
     case: cases.Case,
@@ -130,8 +121,8 @@ def side_by_side(
     watchdog: timing.Watchdog,
 ) -> list[Row]:
   """Returns rows of a case, to which a function of all arguments adds."""
-  with watchdog(f'{case.label}, {rows[0]["direction"]}'):
-    _, failed = attempt(function, case, rows, timer, watchdog)
+  with watchdog(f'{case.label}, {rows[0]["direction"]}'), attempt() as failed:
+    function(case, rows, timer, watchdog)
   return [row | failed for row in rows]
 
 
@@ -203,7 +194,7 @@ class _Group:
     ways = itertools.product(case.implementations, case.directions)
     runs = {way: _Run(case.row(*way)) for way in ways}
     self.runs = list(runs.values())
-    with _attempt(*self.runs):  # More than memory holds, say.
+    with attempt(*self.runs):  # More than memory holds, say.
       self.problem = problems.build(case)
     if self.problem is None:
       return
@@ -225,7 +216,7 @@ class _Group:
     problem = self.problem
     with contextlib.ExitStack() as stack:
       stack.enter_context(self.watchdog(f'tracing {run}'))
-      stack.enter_context(_attempt(run))
+      stack.enter_context(attempt(run))
       if run.exact:
         run.row['dtype'] = self.case.exact_dtype
         stack.enter_context(jax.enable_x64(True))
@@ -241,7 +232,7 @@ class _Group:
     for run in dict.fromkeys([*self.runs, self.exact, self.scan]):
       if run is None or run.compiling is None:
         continue
-      with self.watchdog(f'compiling {run}'), _attempt(run):
+      with self.watchdog(f'compiling {run}'), attempt(run):
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = self.threads
@@ -249,7 +240,7 @@ class _Group:
   def finish(self) -> list[Row]:
     """Checks and times its programs; returns its rows."""
     if self.exact is not None:
-      with _attempt(*self.runs):  # Out of memory in float64, say.
+      with attempt(*self.runs):  # Out of memory in float64, say.
         self._check(self.exact)
         right = [run for run in self.runs if run.right]
         if self.timer.repeats and right:
@@ -273,7 +264,7 @@ class _Group:
     for run in self.runs:
       if run.program is None:
         continue
-      with self.watchdog(str(run)), _attempt(run):
+      with self.watchdog(str(run)), attempt(run):
         name = run.row['program']
         found = scan_errors
         if run is not self.scan:
@@ -293,7 +284,7 @@ class _Group:
     ]
     begin = lambda index: self.watchdog.start(f'timing {runs[index]}')
     arguments, traffic = self.problem.arguments, self.problem.traffic
-    with self.watchdog('timing'), _attempt(*runs):
+    with self.watchdog('timing'), attempt(*runs):
       measured = timing.measure(self.timer, arguments, programs, begin)
       for run, fields in zip(runs, measured, strict=True):
         row, ms = run.row, fields['ms']

@@ -59,8 +59,7 @@ class Progress:
 
   def compiling(self) -> None:
     """Tells that the next step is the first one of its kind."""
-    of = '' if self._step == self._first_step else ' of the next lesson'
-    self._message(f'compiling the first step{of}')
+    self._message('compiling')
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done."""
