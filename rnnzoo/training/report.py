@@ -197,7 +197,7 @@ def write_report(
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
   path, text = directory / 'report.json', files.json_text(report)
-  if path.exists() and path.read_text('utf-8') == text:
+  if path.exists() and path.read_bytes() == text.encode():
     return
   histories = {f'seed {one["seed"]}': one['history'] for one in results}
   names = dict.fromkeys(['loss', *(m.name for m in metrics if not m.at_test)])
