@@ -49,8 +49,6 @@ def get_config() -> ml_collections.ConfigDict:
   # Plateau, early stopping and the choice of the best epoch follow this:
   # 'validation_loss', or 'validation_' and a metric of the task.
   config.monitor = 'validation_loss'
-  # Epochs from one checkpoint to the next, at least.
-  config.checkpoint_every = 1
   # Seconds from one checkpoint to the next, at least; a kill costs these and
   # an epoch.
   config.checkpoint_seconds = 10.0
@@ -130,11 +128,6 @@ def get_config() -> ml_collections.ConfigDict:
   # Greatest absolute value of a gradient's entry, cut before the norm; 0 for
   # any.
   optimizer.clip_value = 0.0
-  # Nesterov's momentum, for 'adam', 'adamw' and 'sgd'.
-  optimizer.nesterov = False
-  # How many steps sum up their gradients for one update; the gradient of an
-  # update is the mean of theirs, and is clipped as a whole.
-  optimizer.accumulate_steps = 1
   # With model.dtype 'float16' the loss is multiplied by a factor, which doubles
   # after so many steps in a row with finite gradients. It halves after a step
   # without; that step is skipped.

@@ -136,16 +136,11 @@ class DryRunTest(parameterized.TestCase):
     (choice,) = plan.choices
     self.assertEqual(choice.shape, shape)
     self.assertEqual(choice.over, tuple((k, (v,)) for k, v in over.items()))
-    said = ', '.join(f'{part} over {axis!r}' for part, axis in over.items())
-    rest = [a for a in ('data', 'time', 'model') if a not in over.values()]
-    same = ' and '.join(map(repr, rest))
-    if same:
-      said += f'{"; " if said else ""}the same work along {same}'
-    self.assertIn(f'on each device: {choice.path!r}\n    {said}\n', str(plan))
+    said = ''.join(f', {part} over {(axis,)}' for part, axis in over.items())
+    self.assertIn(f'on each device: {choice.path!r}{said}\n', str(plan))
     # The plan of a run after it, on one device, has no such line.
     plan = rnnzoo.dryrun(rnnzoo.GRU(6, 6, rngs=nnx.Rngs(0)), x_of((8, 16, 6)))
     self.assertEqual(plan.choices[0].over, ())
-    self.assertNotIn(' along ', str(plan))
 
   def test_levels_over_devices(self):
     # The stack gives each device its sequences; the levels do not again.
@@ -156,15 +151,14 @@ class DryRunTest(parameterized.TestCase):
     self.assertEqual(
         [choice.over for choice in plan.choices], [(('batch', ('data',)),)] * 2
     )
-    self.assertEqual(str(plan).count("    batch over 'data'\n"), 2)
+    self.assertEqual(str(plan).count(", batch over ('data',)\n"), 2)
     # On an Auto axis XLA decides.
     mesh = jax.sharding.AbstractMesh(
         (2,), ('data',), axis_types=(jax.sharding.AxisType.Auto,)
     )
     sharding = NamedSharding(mesh, P('data'))
     plan = rnnzoo.dryrun(stack, x_of((8, 5, 3), sharding=sharding))
-    self.assertEqual(plan.axes, ())
-    self.assertNotIn(" over 'data'", str(plan))
+    self.assertNotIn(', batch over', str(plan))
 
   def test_devices_that_are_here(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
@@ -192,28 +186,20 @@ class DryRunTest(parameterized.TestCase):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     mesh = jax.sharding.AbstractMesh((2,), ('data',))
     with jax.sharding.use_abstract_mesh(mesh):
-      with self.assertRaisesRegex(ValueError, 'the mesh an abstract_device'):
-        rnnzoo.dryrun(layer, x_of((2, 5, 3)))
+      plan = rnnzoo.dryrun(layer, x_of((2, 5, 3)))
+    self.assertFalse(plan.compiled)
+    self.assertIn('on 2 x cpu, mesh data=2 (Explicit)', str(plan))
 
   def test_devices_of_a_mesh_around(self):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
-    mesh = several_devices.explicit_mesh(data=2)
-    over = x_of((8, 5, 3), sharding=NamedSharding(mesh, P('data')))
     with jax.sharding.use_abstract_mesh(abstract_gpu.one('NVIDIA H200')):
       alone = str(rnnzoo.dryrun(layer, x_of((8, 5, 3)), gradient=False))
-      two = str(rnnzoo.dryrun(layer, over, gradient=False))
     self.assertStartsWith(
         alone, 'GRU, forward, on 1 x NVIDIA H200\nx: float32[8,5,3]\n'
     )
     self.assertNotIn('Memory', alone)
-    self.assertStartsWith(
-        two, 'GRU, forward, on 2 x NVIDIA H200, mesh data=2 (Explicit)\n'
-    )
-    self.assertIn('[4, 5, 3] on each device', two)
-    self.assertIn("batch over 'data'", two)
     runs = 'dense_recurrence' if abstract_gpu.RUNS else 'need jax >= 0.11'
     self.assertIn(runs, alone)
-    self.assertIn(runs, two)
 
   def test_linear_scan_over_devices(self):
     mesh = several_devices.explicit_mesh(time=2, model=2)
@@ -241,7 +227,7 @@ class DryRunTest(parameterized.TestCase):
     layer = rnnzoo.GRU(3, 4, rngs=nnx.Rngs(0))
     with self.assertRaisesRegex(ValueError, 'layer must be'):
       rnnzoo.dryrun(np.tanh, x_of((2, 5, 3)))
-    message = 'x must be .*got a tuple; jax.Shape'
+    message = 'x must be an array'
     with self.assertRaisesRegex(ValueError, message):
       rnnzoo.dryrun(layer, (2, 5, 3))
     with self.assertRaisesRegex(ValueError, 'gradient must be a bool'):

@@ -17,7 +17,7 @@ class VerificationTest(absltest.TestCase):
   @pytest.mark.slow
   def test_forgets(self):
     layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
-    found = rnnzoo.verify(layer, X, reverse=True)
+    found = rnnzoo.verify(layer, X)
     self.assertFalse(found.fell_back)
     self.assertBetween(found.least_iterations, 0, found.iterations)
     self.assertLess(found.error, 2e-6)
@@ -33,12 +33,6 @@ class VerificationTest(absltest.TestCase):
     self.assertGreater(found.in_turn, X.shape[1])
     self.assertEqual(found.error, 0)
     self.assertGreater(found.lyapunov, 0)
-
-  def test_reverse_is_a_flag(self):
-    layer = rnnzoo.GRU(4, 8, rngs=nnx.Rngs(0))
-    for reverse in ('no', 1, None):
-      with self.assertRaisesRegex(ValueError, 'reverse must be a bool, got'):
-        rnnzoo.verify(layer, X, reverse=reverse)
 
   @pytest.mark.slow
   def test_known_rate(self):

@@ -79,7 +79,6 @@ def heads(num_heads: int, size: int, batch: int = 16, time: int = 1024):
 # Options of a check. 'both': two layers in opposite directions, in one kernel.
 # Resets and masks are random, and a reset restarts from a random carry.
 OPTIONS = ('both', 'reset', 'mask', 'reverse')
-BOTH, RESET, MASK, REVERSE = (frozenset([word]) for word in OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,15 +86,14 @@ class Case:
   """A layer at a shape, to be computed by some implementations.
 
   Attributes:
-    layer: a name that `problems.layer_class` knows, 'linear_scan', or
-      'projection', which is the matrix product of MinGRU's projection alone.
+    layer: a name that `problems.layer_class` knows, or 'linear_scan'.
     projection: 'with' for a layer on x, 'without' for a cell on input gates.
     implementations: paths to compare with the reference and each other.
     drawn: whether parameters and initial carry are random, of a size for which
       rounding errors do not grow. Otherwise parameters are as initialised, and
       the carry starts from zero.
-    checked: whether it is not timed. It then returns and differentiates
-      everything that it can.
+    checked: the label of a case that is not timed. It returns and
+      differentiates everything that it can.
     options: those of `OPTIONS` that a check gives to a layer or to an unrolled
       cell.
     param_dtype: dtype of the parameters, in the suite 'devices'.
@@ -109,7 +107,7 @@ class Case:
   projection: str
   implementations: Sequence[str]
   drawn: bool = False
-  checked: bool = False
+  checked: str = ''
   options: Set[str] = frozenset()
   param_dtype: str = F32
   directions: Sequence[str] = DIRECTIONS
@@ -117,13 +115,7 @@ class Case:
   @property
   def label(self) -> str:
     """The layer's name in results; a check's has all of the case."""
-    if not self.checked:
-      return self.layer
-    shape = self.shape
-    size = f'{shape.num_heads}x{shape.head_dim} B{shape.batch} T{shape.time}'
-    words = ['layer'] if self.projection == 'with' else []
-    words += [word for word in OPTIONS if word in self.options]
-    return ' '.join([self.layer, size, self.dtype, *words])
+    return self.checked or self.layer
 
   @property
   def exact_dtype(self) -> str:
@@ -166,7 +158,7 @@ def check(label: str) -> Case:
   # A word that is no option is a ValueError.
   known = [OPTIONS[OPTIONS.index(word)] for word in words if word != 'layer']
   return Case(
-      *(layer, 'checks', shape, dtype, projection, (), True, True),
+      *(layer, 'checks', shape, dtype, projection, (), True, label),
       options=frozenset(known),
   )
 

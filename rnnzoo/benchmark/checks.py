@@ -59,16 +59,14 @@ def limits(problem: problems.Problem, implementation: str) -> Limits:
     # rounds h at each step, and a memory of hundreds of steps adds that up.
     smooth, jump = (2e-5, 2e-3) if wide else (1e-2, 0.15)
     return Limits(smooth, jump if kinked else smooth)
-  projection = case.layer == 'projection'
-  terms = case.shape.in_features if projection else case.shape.time
-  smooth = rounding(case.dtype, terms)
+  smooth = rounding(case.dtype, case.shape.time)
   baseline = implementation in baselines.NAMES
   if case.layer.endswith(problems.STEP):
     # The answer is the next input: roundings of both layers. A carry of other
     # people's cells has 16 bits.
     smooth *= 4 if baseline else 2
   if not case.drawn:
-    return Limits(smooth, rounding(case.dtype, terms, kinked))
+    return Limits(smooth, rounding(case.dtype, case.shape.time, kinked))
   # A layer's kernels keep its input gates in 16 bits; 'scan' computes them in
   # float32.
   comparable = not baseline and (wide or case.projection == 'without')

@@ -12,7 +12,6 @@ Before anything is timed, the results of all devices are compared with one
 device's results for all. Then one device and all devices take turns.
 """
 
-import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from rnnzoo.benchmark import checks
 from rnnzoo.benchmark import measurement
 from rnnzoo.benchmark import problems
 from rnnzoo.benchmark import timing
-from rnnzoo.inspect import planning
 
 STACKS = ('2 x LSTM', '4 x GRU', '4 x MinGRU')
 
@@ -88,7 +86,7 @@ def measure(
   Yields:
     One row for each case, way and direction, with the labels of
     `measurement.measure`. `error` is the largest relative difference of a
-    result, or of an update; `collectives` are counts in the compiled program;
+    result, or of an update;
     `weak_scaling` and `times` are the time of one device over the time of all.
   """
   for case in selected:
@@ -116,9 +114,6 @@ def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:
     else:
       places = program.shardings(way)
       built, call = _build(program.run, program.whole, places)
-      compiled: Any = built.call
-      messages = planning.sent(compiled.as_text())
-      row['collectives'] = collections.Counter(m.kind for m in messages)
       row |= _compare(call(), expected, program)
     calls.append(call)
     row |= {'compile_s': built.compile_s, **built.memory}

@@ -50,10 +50,11 @@ def newton(case: cases.Case, rows: Rows, watchdog: timing.Watchdog) -> None:
   """Adds the fields of `rnnzoo.Verification` to rows of 'associative_scan'."""
   right = [r for r in rows if r['program'] == NEWTON and r['status'] == 'ok']
   if right:
-    with watchdog(f'verifying {case.layer}, {case.shape_name}'):
-      found, failed = measurement.attempt(_verify, case)
+    label = f'verifying {case.layer}, {case.shape_name}'
+    with watchdog(label), measurement.attempt() as found:
+      found |= _verify(case)
     for row in right:
-      row |= found or failed
+      row |= found
 
 
 def _verify(case: cases.Case) -> dict[str, Any]:
@@ -66,10 +67,11 @@ def _verify(case: cases.Case) -> dict[str, Any]:
 def path_of_none(case: cases.Case, rows: Rows, unused_watchdog: Any) -> None:
   """Adds `path_of_none`, and to the rows of that path how it compares.
 
-  These have `choice`, a text, and `of_best`: its time as a multiple of the best
-  path's.
+  These have `of_best`: its time as a multiple of the best path's.
   """
-  path, _ = measurement.attempt(_path_of_none, case)
+  path = None
+  with measurement.attempt():
+    path = _path_of_none(case)
   for row in rows:
     row['path_of_none'] = path
   for direction in cases.DIRECTIONS:
@@ -94,7 +96,3 @@ def compare(rows: Rows) -> None:
     chosen = row['path_of_none']
     if row['program'] == chosen in times:
       row['of_best'] = times[chosen] / min(times.values())
-      if 'scan' in times:
-        row['of_scan'] = times[chosen] / times['scan']
-      slower = row['of_best'] > 1.05
-      row['choice'] = f'{row["of_best"]:.2f} SLOWER' if slower else 'best'

@@ -1,8 +1,8 @@
 """Checks every result, then times the right ones.
 
-Threads compile the programs of a few cases side by side. Then these cases are
-checked and timed, while nothing is compiled. A single thread takes one case at
-a time, so that the seconds of its compilation mean something.
+Threads compile the programs of a case side by side. Then these are checked and
+timed, while nothing is compiled. The seconds of a compilation mean something
+where there is a single thread.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import sys
 import traceback
 from typing import Any
@@ -28,13 +27,8 @@ from rnnzoo.benchmark import timing
 
 Row = dict[str, Any]
 
-# Fields that say which row it is. A table shows LABELS first.
+# Fields of a row that a table shows first.
 LABELS = ('layer', 'program', 'projection', 'direction')
-_SIZES = (field.name for field in dataclasses.fields(cases.Shape))
-KEY = ('shape', *_SIZES, 'dtype', 'param_dtype', *LABELS)
-
-# Cases that are compiled together, whose arrays are in memory at once.
-_TOGETHER = 4
 
 # Calls of a kernel that are in flight together, each of which is checked: CTAs
 # that do not wait for each other as they should are right most of the time.
@@ -99,8 +93,10 @@ def judged(error: float, limit: float, name: str) -> Row:
 
 
 @contextlib.contextmanager
-def _attempt(*runs: _Run) -> Iterator[Row]:
+def attempt(*runs: _Run) -> Iterator[Row]:
   """Notes an error of a step, in each run without an earlier error.
+
+  A step fails where memory does not hold a case's arrays, for instance.
 
   Yields:
     The fields of a failure, empty so far.
@@ -117,17 +113,6 @@ def _attempt(*runs: _Run) -> Iterator[Row]:
         run.fail(error)
 
 
-def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Row]:
-  """Returns a function's result and {}, or None and the fields of a failure.
-
-  It fails where memory does not hold a case's arrays, for instance.
-  """
-  result = None
-  with _attempt() as failed:
-    result = function(*arguments)
-  return result, failed
-
-
 def side_by_side(
     function: Callable[..., None],
     case: cases.Case,
@@ -136,8 +121,8 @@ def side_by_side(
     watchdog: timing.Watchdog,
 ) -> list[Row]:
   """Returns rows of a case, to which a function of all arguments adds."""
-  with watchdog(f'{case.label}, {rows[0]["direction"]}'):
-    _, failed = attempt(function, case, rows, timer, watchdog)
+  with watchdog(f'{case.label}, {rows[0]["direction"]}'), attempt() as failed:
+    function(case, rows, timer, watchdog)
   return [row | failed for row in rows]
 
 
@@ -181,20 +166,14 @@ def measure(
     `compiled_together`.
   """
   threads = timer.threads if timer.repeats else os.cpu_count() or 1
-  together = 1 if threads == 1 else _TOGETHER
-  rest = iter(selected)
   with futures.ThreadPoolExecutor(threads) as pool:
-    while groups := [
-        _Group(case, timer, watchdog, threads).begin(pool)
-        for case in itertools.islice(rest, together)
-    ]:
-      for group in groups:
-        group.wait()
-      while groups:  # The arrays of earlier cases are dropped.
-        group = groups.pop(0)
-        rows = group.finish()
-        add(group.case, rows, watchdog)
-        yield from rows
+    for case in selected:
+      group = _Group(case, timer, watchdog, threads)
+      group.compile(pool)
+      rows = group.finish()
+      del group  # And its arrays.
+      add(case, rows, watchdog)
+      yield from rows
 
 
 @dataclasses.dataclass(eq=False)
@@ -209,35 +188,35 @@ class _Group:
   exact: _Run | None = None  # The reference.
   scan: _Run | None = None  # The yardstick of errors, where there is one.
 
-  def begin(self, pool: futures.Executor) -> '_Group':
-    """Traces a case's programs, and begins to compile them."""
+  def compile(self, pool: futures.Executor) -> None:
+    """Traces and compiles a case's programs."""
     case = self.case
     ways = itertools.product(case.implementations, case.directions)
     runs = {way: _Run(case.row(*way)) for way in ways}
     self.runs = list(runs.values())
-    with _attempt(*self.runs):  # More than memory holds, say.
+    with attempt(*self.runs):  # More than memory holds, say.
       self.problem = problems.build(case)
     if self.problem is None:
-      return self
+      return
     for run in self.runs:
-      self._compile(run, pool, not self.timer.repeats)
+      self._begin(run, pool, not self.timer.repeats)
     if any(run.compiling for run in self.runs):
       last = 'scan', case.directions[-1]
       self.exact = _Run(case.row(*last), exact=True)
-      self._compile(self.exact, pool)
+      self._begin(self.exact, pool)
       if case.drawn and not set(case.implementations) <= set(baselines.NAMES):
         self.scan = runs.get(last)
         if self.scan is None:
           self.scan = _Run(case.row(*last))
-          self._compile(self.scan, pool)
-    return self
+          self._begin(self.scan, pool)
+    self._wait()
 
-  def _compile(self, run: _Run, pool, quick: bool = True) -> None:
+  def _begin(self, run: _Run, pool, quick: bool = True) -> None:
     """Traces a program here; a thread compiles it."""
     problem = self.problem
     with contextlib.ExitStack() as stack:
       stack.enter_context(self.watchdog(f'tracing {run}'))
-      stack.enter_context(_attempt(run))
+      stack.enter_context(attempt(run))
       if run.exact:
         run.row['dtype'] = self.case.exact_dtype
         stack.enter_context(jax.enable_x64(True))
@@ -248,22 +227,20 @@ class _Group:
       )
       run.compiling = pool.submit(lowered)
 
-  def wait(self) -> None:
+  def _wait(self) -> None:
     """Waits until its programs are compiled."""
     for run in dict.fromkeys([*self.runs, self.exact, self.scan]):
       if run is None or run.compiling is None:
         continue
-      with self.watchdog(f'compiling {run}'), _attempt(run):
+      with self.watchdog(f'compiling {run}'), attempt(run):
         run.program = run.compiling.result()
         run.row |= {'compile_s': run.program.compile_s, **run.program.memory}
         run.row['compiled_together'] = self.threads
-        if self.case.layer.endswith(problems.STEP):
-          run.row['kernels'] = kernels_of_loop(run.program)
 
   def finish(self) -> list[Row]:
     """Checks and times its programs; returns its rows."""
     if self.exact is not None:
-      with _attempt(*self.runs):  # Out of memory in float64, say.
+      with attempt(*self.runs):  # Out of memory in float64, say.
         self._check(self.exact)
         right = [run for run in self.runs if run.right]
         if self.timer.repeats and right:
@@ -287,7 +264,7 @@ class _Group:
     for run in self.runs:
       if run.program is None:
         continue
-      with self.watchdog(str(run)), _attempt(run):
+      with self.watchdog(str(run)), attempt(run):
         name = run.row['program']
         found = scan_errors
         if run is not self.scan:
@@ -307,7 +284,7 @@ class _Group:
     ]
     begin = lambda index: self.watchdog.start(f'timing {runs[index]}')
     arguments, traffic = self.problem.arguments, self.problem.traffic
-    with self.watchdog('timing'), _attempt(*runs):
+    with self.watchdog('timing'), attempt(*runs):
       measured = timing.measure(self.timer, arguments, programs, begin)
       for run, fields in zip(runs, measured, strict=True):
         row, ms = run.row, fields['ms']
@@ -317,19 +294,3 @@ class _Group:
           row |= {'bytes_moved': moved, 'gb_per_s': moved / ms / 1e6}
         if row.get('dispatch_ms', 0) > 0.7 * ms:
           print(f'bound by dispatch: {run}', file=sys.stderr, flush=True)
-
-
-# Instructions of XLA that are no kernel.
-_FREE = {'bitcast', 'constant', 'get-tuple-element', 'parameter', 'tuple'}
-
-
-def kernels_of_loop(program: timing.Program) -> int:
-  """Counts the kernels in the body of a program's first loop."""
-  compiled: Any = program.call
-  text = compiled.as_text()
-  found = re.search(r'while\(.*body=(%[\w.\-]+)', text)
-  if found is None:
-    return 0
-  body = text.partition(f'\n{found[1]} (')[2].partition('\n}')[0]
-  names = re.findall(r'= .*? ([a-z\-]+)\(', body)
-  return sum(name not in _FREE for name in names)

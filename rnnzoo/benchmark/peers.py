@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import functools
 from importlib import metadata
 from importlib import util
-import sys
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -123,7 +122,6 @@ def measure(
     `measurement.measure`; `program` is the peer, `version` its version. A peer
     that raises an error `cannot`; one whose error is too large `failed`.
   """
-  say_missing()
   for case in selected:
     rows = [
         case.row(name, direction) | {'version': PEERS[name].version()}
@@ -131,14 +129,6 @@ def measure(
         for direction in cases.DIRECTIONS
     ]
     yield from measurement.side_by_side(_measure, case, rows, timer, watchdog)
-
-
-@functools.cache
-def say_missing() -> None:
-  """Prints one line for each library that is not installed, once."""
-  missing = [peer.package for peer in PEERS.values() if not peer.installed]
-  for package in dict.fromkeys(missing):
-    print(f'{package} is not installed', file=sys.stderr, flush=True)
 
 
 def _measure(case: cases.Case, rows, timer: timing.Timer, watchdog) -> None:

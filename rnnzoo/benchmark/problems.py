@@ -35,7 +35,7 @@ def normal(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
 @jax.jit
 def later(x: jax.Array, steps: int) -> jax.Array:
   """Returns x [batch, time, ...] some steps later, the last ones first."""
-  # Steps of a matrix are its rows, as for the product of a projection alone.
+  # One step has no others: its rows change places.
   return jnp.roll(x, steps, 1 if x.ndim > 2 else 0)
 
 
@@ -155,8 +155,9 @@ def build(case: cases.Case) -> Problem:
     make = _linear_scan
   if case.layer.endswith(STEP):
     make = _steps
-  others = {'projection': _projection, 'ScannedRNN': _scanned}
-  problem = others.get(case.layer, make)(case)
+  if case.layer == 'ScannedRNN':
+    make = _scanned
+  problem = make(case)
   jax.block_until_ready(problem.arguments)
   return problem
 
@@ -341,16 +342,6 @@ def _linear_scan(case: cases.Case) -> Problem:
   traffic = tuple(count * b.nbytes for count in reads)
   arguments = {'a': a, 'b': b}, normal(2, size, dtype)
   return Problem(case, arguments, make, traffic)
-
-
-def _projection(case: cases.Case) -> Problem:
-  """The product of a MinGRU layer's projection, and nothing else."""
-  shape, dtype = case.shape, case.dtype
-  rows, wide = shape.batch * shape.time, 2 * shape.features
-  x = normal(0, (rows, shape.in_features), dtype)
-  arrays = {'x': x, 'kernel': normal(1, (shape.in_features, wide), dtype)}
-  make = lambda *_: lambda arrays: jnp.dot(arrays['x'], arrays['kernel'])
-  return Problem(case, (arrays, normal(2, (rows, wide), dtype)), make)
 
 
 def _scanned(case: cases.Case) -> Problem:

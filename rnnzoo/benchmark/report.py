@@ -19,7 +19,7 @@ _COLUMNS = (
     ('us a step', 'us_per_step', '.2f', 1.0, 9),
     ('GB/s', 'gb_per_s', '.1f', 1.0, 6),
     ('% of copy', 'copy_fraction', '.0f', 100.0, 9),
-    ("None's", 'choice', '', 1, 11),
+    ('x best', 'of_best', '.2f', 1.0, 6),
     ('weak scaling', 'weak_scaling', '.3f', 1.0, 12),
 )
 _WIDTHS = (16, 10, 16, 9, 19, *(width for *_, width in _COLUMNS))

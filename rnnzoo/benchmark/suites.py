@@ -53,7 +53,6 @@ _BOTH = DTYPES[:2]
 
 _DENSE = ('LSTM', 'GRU', 'SLSTM', 'Elman', 'AntisymmetricRNN', 'AGRU')
 _LINEAR = ('linear_scan', 'MinGRU', 'MinLSTM', 'IndRNN', 'IRevRNN')
-_MINGRU = ('MinGRU', 'projection')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,23 +144,21 @@ class Suite:
       if not measured or not (dtypes or dtype in entry.dtypes):
         continue
       wanted = implementations or entry.implementations or self.implementations
+      ways = [way for way in self.implementations if way in wanted]
       shape = shapes[name]
       for kind, layer in itertools.product(self.param_dtypes, entry.layers):
         dense = layer.split(' x ')[-1] in _DENSE
         if layer not in layers or (shape.num_heads > 1 and not dense):
           continue
         case = cases.Case(
-            *(layer, name, shape, dtype, entry.projection, ('dot',)),
+            *(layer, name, shape, dtype, entry.projection, ways),
             drawn=self.drawn,
             param_dtype=kind,
             directions=self.directions,
         )
-        if layer != 'projection':
-          ways = [way for way in self.implementations if way in wanted]
-          ways = [way for way in ways if self.runs(way, case)]
-          case = dataclasses.replace(case, implementations=ways)
-        if case.implementations:
-          yield case
+        own = [way for way in ways if self.runs(way, case)]
+        if own:
+          yield dataclasses.replace(case, implementations=own)
 
   def checked(
       self, layers: Sequence[str], implementations: Names, dtypes: Names
@@ -289,9 +286,9 @@ SUITES: Mapping[str, Suite] = {
             Entry(['wide'], _LINEAR[:3], _GATES, _BOTH),
             Entry(['thin', 'one_long'], ['linear_scan'], _GATES, _BOTH),
             Entry(['diagonal'], _LINEAR[3:], _GATES, _BOTH),
-            Entry(['small', 'thin'], _MINGRU, _LAYER, _BOTH),
+            Entry(['small', 'thin'], ['MinGRU'], _LAYER, _BOTH),
             Entry(None, _LINEAR, _GATES, _BOTH),
-            Entry(None, _MINGRU, _LAYER, _BOTH),
+            Entry(None, ['MinGRU'], _LAYER, _BOTH),
         ],
         timing.Timer(one_program=True),
         checks=cases.checks('linear'),

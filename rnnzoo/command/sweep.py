@@ -1,7 +1,6 @@
 """Runs of one config or several, with many values of fields, and a table."""
 
 import argparse
-import collections
 from collections.abc import Sequence
 from concurrent import futures
 import itertools
@@ -69,13 +68,10 @@ def main(words: Sequence[str]) -> list[str]:
   # With 3 a run has ended, and has a report, though a loss was not finite.
   failed = [name for name, code in codes.items() if code not in (0, 3)]
   done = [str(directory / name) for name in runs if name not in failed]
-  for metric, alike in _by_metric(done).items():
-    # Cases of several tasks have a table each.
-    of_all = len(alike) == len(done)
-    output = directory if of_all else directory / 'comparisons' / metric
-    print(comparison.compare(alike, str(output)))
   for name in failed:
     print(f'rnnzoo: {name} failed; see {directory / name}.log', file=sys.stderr)
+  if done:
+    print(comparison.compare(done, str(directory)))
   return failed
 
 
@@ -109,15 +105,6 @@ def _parse(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
   if parsed.parallel < 1:
     raise ValueError(f'--parallel must be at least 1; got {parsed.parallel}')
   return parsed, rest
-
-
-def _by_metric(done: Sequence[str]) -> dict[str, list[str]]:
-  """Returns directories of finished runs by the name of their main metric."""
-  alike = collections.defaultdict(list)
-  for path in done:
-    metric = comparison.main_metric(comparison.read(pathlib.Path(path)))
-    alike[metric].append(path)
-  return alike
 
 
 def read_cases(path: str | None) -> dict[str, Case]:

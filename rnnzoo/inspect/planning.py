@@ -64,7 +64,6 @@ class DryRun:
   Attributes:
     title: first line of the text: layer, devices and mesh.
     inputs: type of x, and the shape of a device's part.
-    axes: Explicit axes of the mesh, of more than one device.
     choices: the path of every recurrence, from the input up.
     kernels: GPU kernels by name, each with how often a device runs it.
     messages: messages that devices send to each other.
@@ -77,7 +76,6 @@ class DryRun:
 
   title: str
   inputs: str
-  axes: tuple[str, ...] = ()
   choices: tuple[choice_lib.Choice, ...]
   kernels: dict[str, int]
   messages: tuple[Message, ...]
@@ -88,12 +86,11 @@ class DryRun:
     lines = [self.title, self.inputs, 'Paths, from the input up:']
     for choice in self.choices:
       layers = f', {choice.at_once} layers at the same time'
+      over = (f', {part} over {axes}' for part, axes in choice.over)
       lines.append(
           f'  {choice.cell} over {list(choice.shape)} on each device:'
-          f' {choice.path!r}{layers * (choice.at_once > 1)}'
+          f' {choice.path!r}{layers * (choice.at_once > 1)}{"".join(over)}'
       )
-      if self.axes:
-        lines.append(f'    {_over(choice, self.axes)}')
       lines += [
           f'    {path!r} is passed over: {reason}'
           for path, reason in choice.passed_over
@@ -152,8 +149,7 @@ def dryrun(
     x: an array, or a `jax.ShapeDtypeStruct`, [..., time, in_features]; its
       sharding, if any, names the mesh. Devices that are not here may be in a
       `jax.sharding.AbstractMesh`, whose `abstract_device` says which they are.
-      A mesh without one takes it from a `jax.sharding.use_abstract_mesh` around
-      this call. An x without a mesh is then replicated over the mesh around.
+      An x without a mesh is replicated over the mesh around this call.
     gradient: include the backward pass, of parameters and x.
     **call: further arguments of the layer's call: initial_carry, reset and so
       on, arrays or `jax.ShapeDtypeStruct`; bools as they are.
@@ -170,22 +166,16 @@ def dryrun(
         f'layer must be an rnnzoo.SequenceLayer, got {checks.describe(layer)}.'
     )
   settings.boolean(gradient, 'gradient')
-  if not hasattr(x, 'shape') or not hasattr(x, 'dtype'):
-    raise ValueError(
-        'x must be an array or a jax.ShapeDtypeStruct, got'
-        f' {settings.a(type(x))}; jax.ShapeDtypeStruct((2, 5, 3), jnp.float32)'
-        ' would work.'
-    )
   initializers.check_rngs(call.get('rngs'), None)
-  mesh = _target(x)
   flags = {k: v for k, v in call.items() if isinstance(v, bool)}
   arrays = {k: v for k, v in call.items() if not isinstance(v, bool)}
-  for name, value in arrays.items():
+  for name, value in {'x': x, **arrays}.items():
     if not all(hasattr(leaf, 'shape') for leaf in jax.tree.leaves(value)):
       raise ValueError(
           f'{name} must be an array or a jax.ShapeDtypeStruct, or a tree of'
           f' them, got {checks.describe(value)}.'
       )
+  mesh = _target(x)
   graphdef, *states = nnx.split(layer, nnx.Param, ...)
   params, rest, arrays = jax.tree.map(
       lambda a: _struct(a, mesh), (*states, arrays)
@@ -218,11 +208,6 @@ def dryrun(
   return DryRun(
       title=_title(layer, mesh, gradient),
       inputs=_inputs(x),
-      axes=tuple(
-          name
-          for name, size, kind in _each(mesh)
-          if size > 1 and kind == AxisType.Explicit
-      ),
       choices=tuple(choices),
       kernels=kernels,
       messages=tuple(messages),
@@ -239,7 +224,6 @@ def _mesh(x: Any) -> Any:
 
 def _target(x: Any) -> Any:
   """Returns the mesh that x is sharded over, with its devices, or None."""
-  mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
   try:
     here = jax.sharding.get_mesh()  # By `jax.set_mesh`: its devices are here.
   except ValueError as error:
@@ -248,32 +232,29 @@ def _target(x: Any) -> Any:
         ' jax.grad and jax.vmap; a call outside would work, with x as a'
         ' jax.ShapeDtypeStruct.'
     ) from error
-  if around.abstract_device is None or around == here.abstract_mesh:
-    if mesh is None and here.empty and not around.empty:
-      raise ValueError(
-          'x names no mesh, and the jax.sharding.use_abstract_mesh around has'
-          ' none of devices: give x a sharding, or the mesh an abstract_device.'
-      )
-    return mesh
-  if mesh is None:
+  mesh, around = _mesh(x), jax.sharding.get_abstract_mesh()
+  if mesh is None and around != here.abstract_mesh:
     return around
-  if isinstance(mesh, AbstractMesh) and mesh.abstract_device is None:
-    return mesh.update(abstract_device=around.abstract_device)
   return mesh
 
 
 def _struct(array: Any, mesh: Any) -> jax.ShapeDtypeStruct:
   """Returns the type of an array, replicated unless it is over the mesh."""
-  sharding: Any = getattr(array, 'sharding', None)
-  own = _mesh(array)
-  if own is not None and mesh is not None and own != mesh:
-    axes = lambda mesh: (tuple(mesh.shape.items()), mesh.axis_types)
-    # The mesh of x but for its devices: either mesh may have none here.
-    if axes(own) == axes(mesh):
-      own, sharding = mesh, NamedSharding(mesh, sharding.spec)
-  if own is None or own != mesh:
-    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+  sharding: Any = None
+  if mesh is not None:
+    own = _mesh(array)
+    alike = own is not None and _axes(own) == _axes(mesh)
+    # One of the two meshes may have no devices.
+    spec = array.sharding.spec if alike else PartitionSpec()
+    sharding = NamedSharding(mesh, spec)
   return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+
+def _axes(mesh: Any) -> list[tuple[str, int, AxisType]]:
+  """Returns name, size and type of the axes of a mesh."""
+  sizes = mesh.shape.items()
+  pairs = zip(sizes, mesh.axis_types, strict=True)
+  return [(name, size, axis_type) for (name, size), axis_type in pairs]
 
 
 def _title(layer: Any, mesh: Any, gradient: bool) -> str:
@@ -284,7 +265,7 @@ def _title(layer: Any, mesh: Any, gradient: bool) -> str:
   title = f'{type(layer).__name__}, {way}, on'
   if mesh is None or not mesh.axis_names:
     return f'{title} 1 x {kind}'
-  axes = ', '.join(f'{name}={size} ({t.name})' for name, size, t in _each(mesh))
+  axes = ', '.join(f'{name}={size} ({t.name})' for name, size, t in _axes(mesh))
   return f'{title} {mesh.size} x {kind}, mesh {axes}'
 
 
@@ -295,26 +276,6 @@ def _inputs(x: jax.ShapeDtypeStruct) -> str:
     return text
   own = list(x.sharding.shard_shape(x.shape))
   return f'{text} as {x.sharding.spec}, {own} on each device'
-
-
-def _each(mesh: Any) -> Iterator[tuple[str, int, AxisType]]:
-  """Yields name, size and type of the axes of a mesh, if there is one."""
-  if mesh is not None:
-    sizes = mesh.shape.items()
-    for (name, size), axis_type in zip(sizes, mesh.axis_types, strict=True):
-      yield name, size, axis_type
-
-
-def _over(choice: choice_lib.Choice, axes: tuple[str, ...]) -> str:
-  """Says which axes the parts of a recurrence are over, and which none is."""
-  named = lambda names: ' and '.join(map(repr, names))
-  parts = [f'{part} over {named(names)}' for part, names in choice.over]
-  used = {name for _, names in choice.over for name in names}
-  unused = [name for name in axes if name not in used]
-  texts = [', '.join(parts)] if parts else []
-  if unused:
-    texts.append(f'the same work along {named(unused)}')
-  return '; '.join(texts)
 
 
 def _read(jaxpr: Any) -> tuple[list[Message], dict[str, int]]:

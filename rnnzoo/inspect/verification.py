@@ -64,7 +64,6 @@ def verify(
     layer: recurrent.RecurrentLayer,
     x: Array,
     *,
-    reverse: bool = False,
     implementation: selection.AssociativeScan = _DEFAULTS,
 ) -> Verification:
   """Runs a layer by Newton's method and step by step, and compares.
@@ -85,7 +84,6 @@ def verify(
     layer: a layer whose cell is not linear in its carry; a linear cell takes
       one pass and has nothing to iterate.
     x: [..., time, in_features], with any batch axes or none.
-    reverse: run from the last step to the first.
     implementation: settings of the path.
 
   Raises:
@@ -110,7 +108,6 @@ def verify(
         'implementation must be an rnnzoo.AssociativeScan, got'
         f' {implementation!r}.'
     )
-  settings.boolean(reverse, 'reverse')
   checks.inputs(
       x, '[..., time, in_features]', layer.in_features, type(layer).__name__
   )
@@ -131,7 +128,7 @@ def verify(
       layer._cell(),
       call_lib.Dense(),
       operands,
-      call_lib.Call(reverse=reverse),
+      call_lib.Call(),
       implementation,
   )
   return _verify(plan, operands)
@@ -188,7 +185,7 @@ def _scales(plan, operands, wanted: Carry) -> Carry:
   """Returns the units of rounding errors, each [B, F]."""
   kernel, cell, sizes = operands.recurrent_kernel, plan.steps.cell, wanted
   if kernel is not None:
-    before = scan_steps.shifted(operands.carry, wanted, plan.steps.call.reverse)
+    before = scan_steps.shifted(operands.carry, wanted, False)
     x_gates = scan_steps.project(
         plan.steps.project, before, None, operands.weights, operands.x
     )
@@ -235,10 +232,6 @@ def _lyapunov(plan: scan_steps.Plan, operands: call_lib.Operands) -> Array:
       for key, c in zip(keys, carry, strict=True)
   )
   first = tuple(d / norm(drawn) for d in drawn)
-  _, growth = lax.scan(
-      body, (carry, first), operands.x, reverse=plan.call.reverse
-  )
+  _, growth = lax.scan(body, (carry, first), operands.x)
   # The first steps turn the change towards the direction that grows most.
-  if plan.call.reverse:
-    growth = jnp.flip(growth, 0)
   return jnp.nanmean(growth[len(growth) // 10 :])

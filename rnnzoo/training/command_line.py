@@ -34,40 +34,22 @@ from rnnzoo.training import report as report_lib
 from rnnzoo.training import trained
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
   """Says where a config's fault is, and quotes the library that found it."""
-  causes: list[BaseException] = [error]
-  while inner := causes[0].__cause__ or causes[0].__context__:
-    causes.insert(0, inner)
-  libraries = tuple(
-      os.path.realpath(path)
-      for path in (*sysconfig.get_paths().values(), os.path.dirname(__file__))
-  )
-  for inner in causes:
-    for frame in reversed(traceback.extract_tb(inner.__traceback__)):
-      place = os.path.realpath(frame.filename)
-      if os.path.isfile(place) and not place.startswith(libraries):
-        return (
-            f'the config cannot be read: {place}, line {frame.lineno}:'
-            f' {_quoted(inner)}'
-        )
-  if isinstance(error, flags.Error):
-    return (
-        f'{_quoted(error)}; a field is set by --config.<field>=<value>, with'
-        " the type that it has in the config's file"
-    )
-  quotes = dict.fromkeys(map(_quoted, (error, causes[0])))
+  libraries = (*sysconfig.get_paths().values(), os.path.dirname(__file__), '<')
+  chain = [error]
+  while inner := chain[-1].__cause__ or chain[-1].__context__:
+    chain.append(inner)
+  frames = [f for e in chain for f in traceback.extract_tb(e.__traceback__)]
+  own = [f for f in frames if not f.filename.startswith(libraries)]
+  where = f' ({own[-1].filename}, line {own[-1].lineno})' if own else ''
+  # ml_collections tells a TypeError with its trace, others with all fields.
+  found = chain[-1] if own or isinstance(chain[-1], TypeError) else error
+  text = str(found).partition(' Other fields present:')[0]
   return (
-      'the config, or an override --config.<field>=<value>, cannot be read'
-      f' (configs/base.py explains the fields): {", from ".join(quotes)}'
+      f'the config{where}, or a flag --config.<field>=<value>, cannot be read:'
+      f' {type(found).__name__}: {text}'
   )
-
-
-def _quoted(error: BaseException) -> str:
-  """Returns an error's type and text, on one line."""
-  # ml_collections lists the whole config behind its sentence.
-  text = ' '.join(str(error).partition(' Other fields present:')[0].split())
-  return f'{type(error).__name__}: {text}'
 
 
 # A checkout has its configs in configs/, a wheel in rnnzoo/configs/. Everywhere
@@ -377,7 +359,8 @@ def train(experiment: experiments.Experiment) -> Mapping[str, Any]:
   except (OSError, files.RunFileError) as error:
     processes.give_up(error)
   except RuntimeError as error:  # JAX's own.
-    if 'RESOURCE_EXHAUSTED' not in str(error):
+    # A GPU says the one, a CPU the other.
+    if not re.search('RESOURCE_EXHAUSTED|Out of memory', str(error)):
       if processes.is_loss(error):
         processes.tell_loss(error, experiment.workdir)
       raise

@@ -5,7 +5,6 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
-import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -41,7 +40,6 @@ _RULES: fields.Rules = {
     'num_devices': fields.optional(fields.integer(1)),
     'eval_batch_size': fields.integer(1),
     'monitor': fields.text(),
-    'checkpoint_every': fields.integer(1),
     'checkpoint_seconds': fields.number(0),
     'sample_every': fields.integer(0),
     'keep_data_on': fields.one_of(('device', 'host')),
@@ -59,7 +57,6 @@ _NOT_IN_THE_NAME = (
     'num_seeds',
     'seeds_at_once',
     'eval_batch_size',
-    'checkpoint_every',
     'checkpoint_seconds',
     'sample_every',
     'data.source',
@@ -234,13 +231,6 @@ def _check_steps(
       lambda _: num_steps < 2**31,
   )
   fields.check(config, {'num_epochs': in_32_bits}, 'config')
-  update = fields.Rule(
-      f'at most {num_steps}, the steps of all epochs, or nothing is ever'
-      ' updated',
-      lambda every: every <= num_steps,
-  )
-  rules = {'accumulate_steps': update}
-  fields.check(config.optimizer, rules, 'config.optimizer')
   if config.optimizer.warmup_steps >= num_steps:
     settings.warn(
         f'config.optimizer.warmup_steps={config.optimizer.warmup_steps} is not'
@@ -257,7 +247,6 @@ def _check_program(
   """Raises ValueError if a step of training cannot be made or held."""
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
-  _check_memory(state)
   exclude = optimizer.weight_decay_exclude
   if optimizer.weight_decay and exclude:
     decays = jax.tree.leaves(optimization.decay_mask(exclude)(state.params))
@@ -324,23 +313,6 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
   compared = {k: v for k, v in here.items() if k not in elsewhere}
   processes.check_same(files.digest(compared), 'a config')
   processes.check_same(digest, 'data')
-
-
-def _check_memory(state: step.TrainState) -> None:
-  """Raises ValueError if the device cannot even hold the parameters."""
-  needed = sum(
-      leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
-  )
-  stats = jax.local_devices()[0].memory_stats() or {}
-  there = stats.get(
-      'bytes_limit', os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-  )
-  if needed > there:
-    raise ValueError(
-        f'the parameters and the state of the optimizer take {needed:,} bytes,'
-        f' but the device has {there:,}; choose a smaller'
-        ' config.model.features or config.model.num_layers'
-    )
 
 
 def _changes(

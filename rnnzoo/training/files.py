@@ -13,15 +13,12 @@ import json
 import math
 import os
 import pathlib
-from typing import Any, TypeVar
+from typing import Any
 
-from rnnzoo import settings
 from rnnzoo.tasks import fields
 
 # One epoch's numbers by name; the columns of metrics.csv.
 Row = Mapping[str, float | int]
-
-T = TypeVar('T')
 
 
 class RunFileError(ValueError):
@@ -83,39 +80,17 @@ def digest(content: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a file's content with its digest at the end."""
-  return {**content, 'digest': digest(content)}
-
-
-def read_signed(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the content that `signed` got, from a JSON file."""
-  content = read_json(path, dict)
-  return check_digest(path, content, content.pop('digest', None))
-
-
-def check_digest(path: pathlib.Path, content: T, wanted: str | None) -> T:
-  """Returns the content of a file, or raises RunFileError if it is another."""
-  if digest(content) != wanted:
-    raise RunFileError(
-        f'{path} is damaged: it was changed; put back what the run wrote'
-    )
-  return content
-
-
-def read_json(path: pathlib.Path, kind: type[T]) -> T:
-  """Returns the content of a JSON file, which is of this kind."""
+def read_json(path: pathlib.Path, *entries: str) -> dict[str, Any]:
+  """Returns the content of a JSON file: a dict that has these entries."""
   try:
     content = json.loads(path.read_text(encoding='utf-8'))
   except (ValueError, RecursionError) as error:
     raise RunFileError(
         f'{path} is damaged: it is not the JSON that was written ({error})'
     ) from error
-  if not isinstance(content, kind):
-    raise RunFileError(
-        f'{path} is damaged: it holds {settings.a(type(content))}, but'
-        f' {settings.a(kind)} was written'
-    )
+  there = content if isinstance(content, dict) else {}
+  if lacks := [name for name in entries if name not in there]:
+    raise RunFileError(f'{path} is damaged: it has no {", ".join(lacks)}')
   return content
 
 

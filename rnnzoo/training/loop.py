@@ -176,10 +176,9 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   own = task.report(
       results, functools.partial(trained_lib.best_model, experiment)
   )
-  summary = report_lib.summarize(
+  report = report_lib.summarize(
       experiment.name, experiment.changed, results, metrics, own.numbers
   )
-  report = files.signed(summary)
   processes.from_first(
       lambda: report_lib.write_report(
           workdir, report, results, metrics, own.files
@@ -302,7 +301,7 @@ def _finish(
       'history': run.history,
   }
   path = experiment.workdir / f'seed_{seed}' / 'result.json'
-  files.write_json(path, files.signed(result))
+  files.write_json(path, result)
 
 
 def _record(
@@ -314,9 +313,6 @@ def _record(
   if config.sample_every and epoch % config.sample_every == 0:
     records.sample(epoch, run.state.tested, one.key)
   unsaved_seconds = records.epoch(run.history, is_best)
-  if run.stopped or (
-      epoch % config.checkpoint_every == 0
-      and unsaved_seconds >= config.checkpoint_seconds
-  ):
+  if run.stopped or unsaved_seconds >= config.checkpoint_seconds:
     run.save(one.checkpoints)
     records.saved(epoch)

@@ -23,7 +23,7 @@ from rnnzoo.tasks import backbones
 from rnnzoo.tasks import fields
 
 # Each takes `config.optimizer` and returns the scaling by its moments.
-_adam = lambda c: optax.scale_by_adam(c.b1, c.b2, nesterov=c.nesterov)
+_adam = lambda config: optax.scale_by_adam(config.b1, config.b2)
 _MOMENTS: Mapping[
     str, Callable[[ml_collections.ConfigDict], optax.GradientTransformation]
 ] = {
@@ -31,10 +31,8 @@ _MOMENTS: Mapping[
     'adamw': _adam,
     'adagrad': lambda config: optax.scale_by_rss(),
     'rmsprop': lambda config: optax.scale_by_rms(config.b2),
-    'sgd': lambda config: optax.trace(config.b1, config.nesterov),
+    'sgd': lambda config: optax.trace(config.b1),
 }
-# Those with a momentum, Nesterov's if it is wanted.
-_WITH_MOMENTUM = ('adam', 'adamw', 'sgd')
 
 RULES: fields.Rules = {
     'name': fields.one_of(_MOMENTS),
@@ -61,8 +59,6 @@ RULES: fields.Rules = {
     'average_patience': fields.integer(0),
     'step_factor': fields.number(0, 1, above=True),
     'step_epochs': fields.integer(1),
-    'nesterov': fields.flag(),
-    'accumulate_steps': fields.integer(1, 10**6),
     'loss_scale_interval': fields.integer(1),
 }
 
@@ -76,11 +72,6 @@ def make_optimizer(
   """
   fields.check(config, RULES, 'config.optimizer')
   together = {
-      'nesterov': fields.Rule(
-          f'False for {config.name!r}; possible for'
-          f' {", ".join(_WITH_MOMENTUM)}',
-          lambda wanted: not wanted or config.name in _WITH_MOMENTUM,
-      ),
       'plateau_floor': fields.Rule(
           f'at most config.optimizer.learning_rate, {config.learning_rate}',
           lambda floor: floor <= config.learning_rate,
@@ -103,18 +94,12 @@ def make_optimizer(
   elif config.name == 'adamw':
     steps.reverse()
   schedule = make_schedule(config, num_steps, steps_per_epoch)
-  every = config.accumulate_steps
-  # A schedule is one of steps, but the optimiser counts its updates.
-  rate = schedule if every == 1 else lambda n: schedule((n + 1) * every - 1)
-  steps.append(optax.scale_by_learning_rate(rate))
+  steps.append(optax.scale_by_learning_rate(schedule))
   if config.rate_factors:
     factors = rate_factors(config.rate_factors)
     multiply = lambda x, _: jax.tree.map(lambda f, u: f * u, factors(x), x)
     steps.append(optax.stateless(multiply))
-  chain = optax.chain(*transformations, *steps)
-  if every == 1:
-    return chain
-  return optax.MultiSteps(chain, every).gradient_transformation()
+  return optax.chain(*transformations, *steps)
 
 
 def make_schedule(

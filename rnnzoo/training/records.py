@@ -59,8 +59,7 @@ class Progress:
 
   def compiling(self) -> None:
     """Tells that the next step is the first one of its kind."""
-    of = '' if self._step == self._first_step else ' of the next lesson'
-    self._message(f'compiling the first step{of}')
+    self._message('compiling')
 
   def update(self, step: int) -> None:
     """Tells that `step` steps are done."""
@@ -116,10 +115,8 @@ class EpochTimes:
   of the epoch; `training` and `validation`, parts of it, the rest being
   checkpoints and reports; `compiled`, 1 for the first epoch of a process and
   the first of each lesson of a generator, which may include compilation;
-  `sequences_per_second`, examples of the seed over the seconds of training;
-  `peak_memory_mib`, the most memory of the first device that the process has
-  used so far, empty where the device does not say, as a CPU. Seeds that train
-  at once share the times and the memory.
+  `sequences_per_second`, examples of the seed over the seconds of training.
+  Seeds that train at once share the times.
 
   Lines of an earlier process are kept, but those after the epochs done.
   """
@@ -129,8 +126,8 @@ class EpochTimes:
   ):
     self._path, self._dataset = path, dataset
     self._num_examples = num_examples
-    # The lesson of each epoch of this process.
-    self._lessons: list[int] = []
+    # The lessons of this process.
+    self._lessons: set[int] = set()
     self._is_first = False
     self._laps: dict[str, float] = {}
     self._start = self._last = time.monotonic()
@@ -143,7 +140,7 @@ class EpochTimes:
   def start(self, lesson: int = 0) -> bool:
     """An epoch begins; returns whether it is the first one of its lesson."""
     self._is_first = lesson not in self._lessons
-    self._lessons.append(lesson)
+    self._lessons.add(lesson)
     self._start = self._last = time.monotonic()
     return self._is_first
 
@@ -161,8 +158,6 @@ class EpochTimes:
     """Writes the file, once more when the epoch's checkpoint is written."""
     seconds = self._laps.get('training')
     rate = round(self._num_examples / seconds, 1) if seconds else None
-    stats = jax.local_devices()[0].memory_stats() or {}
-    peak = stats.get('peak_bytes_in_use')
     self._rows = [row for row in self._rows if row['epoch'] < epoch]
     row = {
         'epoch': epoch,
@@ -170,7 +165,6 @@ class EpochTimes:
         **self._laps,
         'compiled': int(self._is_first),
         'sequences_per_second': rate,
-        'peak_memory_mib': None if peak is None else round(peak / 2**20, 1),
     }
     self._rows.append(row)
     files.write_csv(self._path, self._dataset, self._rows, self._earlier)
@@ -184,18 +178,13 @@ class EpochTimes:
         float(np.mean([row[name] for row in rows]))
         for name in ('seconds', 'training', 'validation')
     )
-    # Lessons that have epochs without compilation.
-    timed = {x for x in self._lessons if self._lessons.count(x) > 1}
-    unlike = ', over lessons of unlike steps' if len(timed) > 1 else ''
     text = (
         f'{seconds:.3f} s an epoch, of which {training:.3f} training and'
         f' {validation:.3f} validation (mean of {len(rows)}, without'
-        f' compilation{unlike})'
+        ' compilation)'
     )
     if self._num_examples and training:
       text += f', {self._num_examples / training:,.0f} sequences a second'
-    if peak := self._rows[-1]['peak_memory_mib']:
-      text += f', peak memory {peak:,.0f} MiB'
     return text
 
 

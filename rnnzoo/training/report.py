@@ -61,6 +61,8 @@ def plot_curves(
 
 # In result.json, and not in report.json.
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
+# In result.json, beside what a seed's owner says: what reports are made of.
+_USED = ('test', 'num_epochs', 'num_parameters', 'history')
 
 
 def read_result(
@@ -70,7 +72,7 @@ def read_result(
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:
-    result = files.read_signed(path)
+    result = files.read_json(path, *_USED)
     if {name: result.get(name) for name in wanted} != wanted:
       raise files.RunFileError(
           f'{path} is not the result of seed {seed} of this run on {dataset}'
@@ -195,7 +197,7 @@ def write_report(
   """
   title = f'{report["experiment"]}, {report["dataset"]}'
   path, text = directory / 'report.json', files.json_text(report)
-  if path.exists() and path.read_text('utf-8') == text:
+  if path.exists() and path.read_bytes() == text.encode():
     return
   histories = {f'seed {one["seed"]}': one['history'] for one in results}
   names = dict.fromkeys(['loss', *(m.name for m in metrics if not m.at_test)])

@@ -36,6 +36,9 @@ NOT_COMPARED = (
     'num_devices',
 )
 
+# Entries of run.json.
+_OF_RUN = ('dataset', 'described', 'data_digest', 'config_digest', 'taken')
+
 # Fields that only say how a trained model is tested, or samples, by the tasks
 # that have them; none for all tasks. In a test of a run that is there, they may
 # have other values.
@@ -96,8 +99,8 @@ def open_or_create(
     return path
   there, run = read(path)
   check_same(path, config, data.dataset, mode)
-  began = run.get('taken', {})
-  if others := [k for k, v in data.taken.items() if v != began.get(k)]:
+  began = run['taken'].get
+  if others := [k for k, v in data.taken.items() if v != began(k)]:
     raise ValueError(
         f'config.init_from has other weights than seed {", ".join(others)} of'
         f' {path} began with; put them back, or pass another --workdir'
@@ -127,7 +130,7 @@ def _check_free(path: pathlib.Path, lacks: str) -> None:
   if lacks == 'run.json':
     names.append('config.json')
   else:  # A process may have been killed before it wrote the rest.
-    files.read_signed(path / 'run.json')
+    files.read_json(path / 'run.json', *_OF_RUN)
   there = [path / name for name in names if (path / name).exists()]
   if found := _outcomes(path) + there:
     raise ValueError(
@@ -157,13 +160,13 @@ def _write(
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
-  files.write_json(path / 'run.json', files.signed(run))
+  files.write_json(path / 'run.json', run)
   files.write_json(path / 'config.json', config)
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
   """Returns the digests and the seed that a seed's checkpoints name."""
-  run = files.read_signed(path / 'run.json')
+  run = files.read_json(path / 'run.json', *_OF_RUN)
   digests = {'config': run['config_digest'], 'data': run['data_digest']}
   return {'seed': seed, **digests}
 
@@ -214,7 +217,7 @@ def _change_epochs(
   """
   seeds, num_epochs = sorted(path.glob('seed_*')), content['num_epochs']
   results = {
-      seed: files.read_signed(seed / 'result.json')
+      seed: files.read_json(seed / 'result.json', 'num_epochs', 'stopped')
       for seed in seeds
       if (seed / 'result.json').is_file()
   }
@@ -260,10 +263,11 @@ def check_same(
   `dataset` is the name of the data set; None is not compared. Fields that only
   say how models are tested may differ for the mode 'evaluate'.
   """
-  there = flatten(files.read_json(path / 'config.json', dict))
+  there = flatten(files.read_json(path / 'config.json', 'task'))
   here = flatten(as_json(config))
   if dataset is not None:
-    there['dataset'] = files.read_json(path / 'run.json', dict).get('dataset')
+    run = files.read_json(path / 'run.json', *_OF_RUN)
+    there['dataset'] = run['dataset']
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
   is_fixed = here.get('optimizer.schedule') == 'cosine'
@@ -306,14 +310,13 @@ def read(
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-  run = files.read_signed(path / 'run.json')
-  if 'config_digest' not in run:
+  run = files.read_json(path / 'run.json', *_OF_RUN)
+  config = files.read_json(path / 'config.json', 'task')
+  if files.digest(_compared(config)) != run['config_digest']:
     raise files.RunFileError(
-        f'{path}/run.json is of another version of rnnzoo, which can read it'
+        f'{path}/config.json is damaged: it was changed; put back what the run'
+        ' wrote'
     )
-  config = files.read_json(path / 'config.json', dict)
-  digest = run['config_digest']
-  files.check_digest(path / 'config.json', _compared(config), digest)
   return ml_collections.ConfigDict(_with_tuples(config)), run
 
 

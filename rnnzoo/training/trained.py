@@ -228,11 +228,9 @@ class Trained:
   def checked_lines(self, lines: Iterable[str]) -> Iterator[str]:
     """Returns lines without their ends; raises as `predict_lines` does."""
     if isinstance(lines, str) or not isinstance(lines, Iterable):
-      one = isinstance(lines, str)
       raise ValueError(
-          'lines must be several strings, got'
-          f' {"one" if one else settings.a(type(lines))};'
-          f' {[lines[:20] if one else "a line"]!r} would work'
+          f'lines must be several strings, got {fields.shorten(lines)};'
+          " ['a line'] would work"
       )
     checked = (_text(line, f'line {n}') for n, line in enumerate(lines, 1))
     return (line.removesuffix('\n').removesuffix('\r') for line in checked)
@@ -263,8 +261,7 @@ class Trained:
     Raises:
       NotImplementedError: the task makes no text, or its samples lack one of
         the options; the message says so.
-      ValueError: the prompt cannot be, the key is none, or a number is out of
-        its range.
+      ValueError: the prompt cannot be, or a number is out of its range.
     """
     options: dict[str, Any] = {'length': length, 'temperature': temperature}
     options |= {'top_k': top_k, 'top_p': top_p}
@@ -298,13 +295,6 @@ class Trained:
     for prompt in prompts:
       _text(prompt, 'prompt')
     key = jax.random.key(self.seed) if key is None else key
-    try:
-      jax.eval_shape(jax.random.fold_in, key, 0)
-    except (TypeError, ValueError) as error:
-      raise ValueError(
-          f'key must be one key of JAX, got {fields.shorten(key)};'
-          ' jax.random.key(0) would work'
-      ) from error
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     names = {'length', 'temperature', 'top_k', 'top_p'}

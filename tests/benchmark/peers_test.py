@@ -1,7 +1,5 @@
 """The suite 'peers': other libraries' layers, with our weights."""
 
-import contextlib
-import io
 from unittest import mock
 
 from absl.testing import absltest
@@ -81,19 +79,6 @@ class PeersTest(absltest.TestCase):
         shapes, ['MinGRU'], ['flax.nnx'], ['float32']
     )
     self.assertEmpty(list(asked))
-
-  def test_one_line_for_a_library_that_is_not_installed(self):
-    absent = peers.Peer(broken, 'no-such-library', peers.LAYERS, 'no_such')
-    peers.say_missing.cache_clear()
-    with (
-        mock.patch.dict(peers.PEERS, {'one': absent, 'two': absent}),
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
-      peers.say_missing()
-      peers.say_missing()
-    self.assertEqual(
-        err.getvalue().count('no-such-library is not installed'), 1
-    )
 
   def test_numbers_fit_the_dtype(self):
     case = cases.Case('GRU', 'small', SMALL, 'bfloat16', 'with', ())

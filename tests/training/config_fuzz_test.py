@@ -138,7 +138,6 @@ class ConfigFuzzTest(FuzzTestCase):
         'optimizer.stop_rate': (math.nan, -1.0),
         'optimizer.step_factor': (math.nan, 0.0, 1.5),
         'optimizer.step_epochs': (0, -1, 10**30),
-        'optimizer.accumulate_steps': (0, -1, 10**9),
         'model.label_smoothing': (math.nan, -0.1, 1.0, 1 - 1e-12),
         'early_stopping.min_delta': (math.nan, math.inf, -1.0),
         'checkpoint_seconds': (math.nan, math.inf, -1.0),
@@ -150,7 +149,6 @@ class ConfigFuzzTest(FuzzTestCase):
         'num_epochs': (0, 10**9, 10**30),
         'num_seeds': (0, -1),
         'eval_batch_size': (0, -1),
-        'checkpoint_every': (0, -1),
         'batch_size': (0, 10**30),
         'model.features': (0, 10**9),
     }.items():

@@ -14,6 +14,7 @@ import rnnzoo
 from rnnzoo.command import program
 from rnnzoo.tasks import backbones
 from rnnzoo.training import command_line
+from rnnzoo.training import loop
 from tests.testing import made_up_task
 
 ROOT = pathlib.Path(rnnzoo.__file__).parent
@@ -72,6 +73,18 @@ class MemoryTest(absltest.TestCase):
           run()
       self.assertIn('has not enough memory', told.getvalue())
       self.assertIn('12 GiB', told.getvalue())
+
+  def test_a_device_says_it_in_a_sentence(self):
+    for text in ('RESOURCE_EXHAUSTED: it', 'INTERNAL: Out of memory: it'):
+      fails = mock.Mock(side_effect=RuntimeError(text))
+      told = io.StringIO()
+      with (
+          mock.patch.object(loop, 'train_and_evaluate', fails),
+          contextlib.redirect_stderr(told),
+          self.assertRaises(SystemExit),
+      ):
+        command_line.train(None)
+      self.assertIn('the device has not enough memory', told.getvalue())
 
 
 if __name__ == '__main__':

@@ -218,6 +218,12 @@ class DamagedFilesTest(RunFilesTestCase):
     ]
     names = [name for name in self.names() if name not in inner]
     self.assertNotEmpty(inner)
+    # Nothing tells that a number in a result is another.
+    result = 'seed_0/result.json'
+    names.remove(result)
+    self.check_damages(
+        [result], [name for name in DAMAGES if name != 'flipped']
+    )
     self.check_damages(names, DAMAGES)
     self.check_damages(inner, ('deleted', 'flipped', 'longer'))
 
@@ -549,7 +555,7 @@ class RunDirectoryTest(RunFilesTestCase):
     for name, message in {
         'config.json': 'holds config.json, but no run.json',
         'report.json': 'holds report.json, but no run.json',
-        'run.json': 'run.json is damaged: it was changed',
+        'run.json': 'run.json is damaged: it has no dataset, described',
     }.items():
       path = self.workdir / name
       path.write_text('{"mine": 1}')

@@ -250,16 +250,19 @@ class ErrorsTest(absltest.TestCase):
     config = f'{base}{begin}config = base_smnist.get_config()\n  config.'
     cases = {
         'syntax': ('def get_config(:\n', 'SyntaxError: .*syntax.py, line 1'),
-        'raises': (f'{begin}1 / 0\n', 'raises.py, line 2: ZeroDiv'),
+        'raises': (f'{begin}1 / 0\n', 'raises.py, line 2., .*: ZeroDiv'),
         'file': ('open("/no/where")\n', "'/no/where'"),
-        'beside': ('import typo\n', "beside.py, line 1: .*No module .*'typo'"),
+        'beside': ('import typo\n', "beside.py, line 1., .*No module .*'typo'"),
         'argument': ('def get_config(x):\n  pass\n', 'TypeError: get_config'),
         'none': (f'{begin}pass\n', 'ConfigDict; got a NoneType'),
         'typo': (
             f'{config}num_epoch = 3\n',
-            'typo.py, line 4: Attr.*num_epoch',
+            'typo.py, line 4., .*num_epoch',
         ),
-        'type': (f'{config}num_epochs = "3"\n', 'type.py, line 4: TypeError'),
+        'type': (
+            f'{config}num_epochs = "3"\n',
+            'type.py, line 4., .*: TypeError',
+        ),
     }
     for name, (text, _) in cases.items():
       (directory / f'{name}.py').write_text(text)
@@ -297,21 +300,20 @@ class ErrorsTest(absltest.TestCase):
 
   def test_one_sentence_and_exit_code_2(self):
     given = '--config=configs/gru_smnist.py'
-    typed = '; a field is set by'
     # What follows the flag --config, and what is told.
     cases = {
-        '--config.epochs=3': 'cannot be read .*: .*epochs',
-        '--config.num_epochs=many': f"num_epochs=many: .*'many'{typed}",
-        '--config.optimizer.learning_rate=x': f"learning_rate=x: .*'x'{typed}",
+        '--config.epochs=3': 'cannot be read: .*epochs',
+        '--config.num_epochs=many': "num_epochs=many: .*'many'",
+        '--config.optimizer.learning_rate=x': "learning_rate=x: .*'x'",
         '--epochs=3': "flag 'epochs'",
         'epochs=3': "unknown argument 'epochs=3'",
         '--config.model.layer=GRUU': "unknown layer 'GRUU'.*AGRU",
-        '--config.optimizer=3': f'optimizer=3: .*{typed}',
-        '--config.a b=3': "<field>=<value>, cannot be read .*'a b'",
+        '--config.optimizer=3': 'optimizer=3: .*not a dict',
+        '--config.a b=3': "<field>=<value>, cannot be read: .*'a b'",
         given: '--config is given 2 times; pass it once',
         '--seed=9': "flag 'seed'",
         '--flagfile=/no/where': 'flagfile.*/no/where',
-        '--config.model.options.GRUU.a=3': 'cannot be read .*GRUU',
+        '--config.model.options.GRUU.a=3': 'cannot be read: .*GRUU',
         '--config.data.manual_dir=/no/where': 'directory /no/where does not ex',
     }
     runs = [((given, flag), message) for flag, message in cases.items()]

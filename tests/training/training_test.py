@@ -8,7 +8,6 @@ import functools
 import importlib
 import io
 import json
-import os
 import pathlib
 from unittest import mock
 
@@ -84,12 +83,6 @@ class OptimizationTest(parameterized.TestCase):
           [-2.2, -1.6, -0.6],
           -0.525,
       ),
-      # The first momentum is the gradient; Nesterov's step goes on along it.
-      (
-          {'name': 'sgd', 'nesterov': True, 'b1': 0.5},
-          [-4.5, -6.0, 0.0],
-          -12.0 * 1.5,
-      ),
   )
   def test_first_update(self, fields, kernel, bias=None):
     self.config.update(learning_rate=1.0, clip_norm=0.0, weight_decay=0.0)
@@ -115,26 +108,10 @@ class OptimizationTest(parameterized.TestCase):
     rates = list(map(schedule, expected))
     np.testing.assert_allclose(rates, [*expected.values()], 1e-6, atol=1e-7)
 
-  @pytest.mark.slow
-  def test_accumulated_steps_are_one_update(self):
-    self.config.update(schedule='cosine', weight_decay=0.0, clip_norm=1.0)
-    self.config.accumulate_steps = 3
-    three = optimization.make_optimizer(self.config, num_steps=12)
-    state = three.init(self.params)
-    schedule = optimization.make_schedule(self.config, num_steps=12)
-    for count in (1, 2, 3):
-      gradients = jax.tree.map(lambda x, c=count: c * x / 2, self.gradients)
-      updates, state = three.update(gradients, state, self.params)
-      if count < 3:
-        self.assertEqual(optax.tree.norm(updates), 0.0)
-    # Adam's first step is one of the learning rate, that of the third step.
-    np.testing.assert_allclose(updates['bias'], [-schedule(2)], rtol=1e-5)
-
   # config_fuzz_test.py has values of every field.
   @parameterized.parameters(
       ({'name': 'lion'}, "'adam', 'adamw'"),
       ({'schedule': 'steps'}, "'constant', 'cosine', 'step'"),
-      ({'name': 'rmsprop', 'nesterov': True}, "for 'rmsprop'"),
       ({'rate_factors': (('a', -1.0),)}, 'must be pairs of a regular exp'),
   )
   def test_impossible(self, fields, message):
@@ -375,12 +352,12 @@ class TrainAndEvaluateTest(parameterized.TestCase):
     self.assertEqual(
         ' '.join(head),
         'dataset epoch seconds training validation compiled'
-        ' sequences_per_second peak_memory_mib',
+        ' sequences_per_second',
     )
     for row, line in enumerate(lines):
-      # Seven steps of eight examples; a CPU does not tell its memory.
+      # Seven steps of eight examples.
       self.assertEqual(line[1], str(row + 1))
-      self.assertEqual(line[5:8:2], ['0' if row else '1', ''])
+      self.assertEqual(line[5], '0' if row else '1')
       self.assertAlmostEqual(
           float(line[6]) * float(line[3]) / 56, 1, delta=0.01
       )
@@ -481,11 +458,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         self.prepare(config, self.config)
       # Those that the file has for several layers are nobody's mistake.
       training.prepare(config, str(self.workdir / field), 'sign', config)
-
-  def test_more_than_the_device_can_hold(self):
-    with mock.patch.object(os, 'sysconf', return_value=10):
-      with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):
-        self.prepare()
 
   def test_numbers_of_the_last_step_and_of_steps_that_were_not_skipped(self):
     self.config.optimizer.warmup_steps = 10
@@ -609,10 +581,6 @@ class TrainAndEvaluateTest(parameterized.TestCase):
       config[name] = value
       with self.subTest(name), self.assertRaisesRegex(ValueError, name):
         self.prepare(config)
-    # More than the run has steps: its model would stay as it began.
-    self.config.optimizer.accumulate_steps = 10**6
-    with self.assertRaisesRegex(ValueError, 'accumulate_steps must be at most'):
-      self.prepare()
 
 
 class EpochTimesTest(absltest.TestCase):
@@ -645,10 +613,10 @@ class EpochTimesTest(absltest.TestCase):
     self.assertEqual(
         self.path.read_text().splitlines()[1:],
         [
-            '"a, b",1,9.0,2.25,2.25,1,0.0,',
-            '"a, b",2,2.0,0.5,0.5,0,0.0,',
-            '"a, b",3,4.0,1.0,1.0,1,8.0,',
-            '"a, b",4,4.0,1.0,1.0,0,8.0,',
+            '"a, b",1,9.0,2.25,2.25,1,0.0',
+            '"a, b",2,2.0,0.5,0.5,0,0.0',
+            '"a, b",3,4.0,1.0,1.0,1,8.0',
+            '"a, b",4,4.0,1.0,1.0,0,8.0',
         ],
     )
     self.assertEqual(
@@ -663,8 +631,7 @@ class EpochTimesTest(absltest.TestCase):
     self.assertEqual(
         times.summary(),
         '4.000 s an epoch, of which 1.000 training and 1.000 validation (mean'
-        ' of 2, without compilation, over lessons of unlike steps), 8 sequences'
-        ' a second',
+        ' of 2, without compilation), 8 sequences a second',
     )
 
 
