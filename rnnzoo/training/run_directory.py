@@ -165,10 +165,9 @@ def _write(
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
-  """Returns the digests and the seed that a seed's checkpoints name."""
+  """Returns the seed and the digest of run.json, which checkpoints name."""
   run = files.read_json(path / 'run.json', *_OF_RUN)
-  digests = {'config': run['config_digest'], 'data': run['data_digest']}
-  return {'seed': seed, **digests}
+  return {'seed': seed, 'run': files.digest(run)}
 
 
 def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
