@@ -378,7 +378,7 @@ class DrawnOnceTest(parameterized.TestCase):
       rnnzoo_linen.Stack(rnnzoo.GRU, 4, num_layers=2, norm='batch'),
       rnnzoo_linen.Bidirectional(rnnzoo.IndRNN, 4),
   )
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_inputs_of_another_width(self, module):
     variables = module.init(jax.random.key(0), jnp.ones((2, 5, 3)))

@@ -326,7 +326,7 @@ class ImplementationTest(parameterized.TestCase):
 
   @parameterized.parameters(*rnnzoo.LAYERS)
   @pytest.mark.slow
-  @pytest.mark.few(3)
+  @pytest.mark.few(2)
   def test_silent_on_a_cpu(self, name):
     layer = make(rnnzoo.LAYERS[name])
     with warnings.catch_warnings():

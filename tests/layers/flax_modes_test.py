@@ -108,7 +108,7 @@ class ModesTest(chex.TestCase):
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_vmap_over_data(self, variant):
     layer = make(variant)
     f = lambda x, reset: layer(x, reset=reset)
@@ -123,7 +123,7 @@ class ModesTest(chex.TestCase):
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_vmap_over_parameters(self, variant):
     layers = [make(variant, seed=seed) for seed in range(2)]
     graphdef, _ = nnx.split(layers[0])

@@ -91,7 +91,7 @@ class AnyLayerTest(parameterized.TestCase):
     )
 
   @parameterized.parameters(*VARIANTS)
-  @pytest.mark.few(3)
+  @pytest.mark.few(2)
   @pytest.mark.slow
   def test_ways_to_run_agree(self, variant):
     found = runs(variant)
@@ -191,7 +191,7 @@ class ChunksTest(parameterized.TestCase):
 class ResetTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), what=(np.inf, np.nan))
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_reset_stops_what_is_not_finite(self, variant, what):
     layer = make(variant)

@@ -114,7 +114,7 @@ class StackTest(parameterized.TestCase):
       {'norm': 'layer', 'residual': True},
       {'norm': 'batch', 'residual': True, 'norm_first': True},
   )
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_steps_are_an_unroll(self, cls=rnnzoo.Stack, num_layers=2, **options):
     options['num_layers'] = num_layers
@@ -139,7 +139,7 @@ class StackTest(parameterized.TestCase):
       (rnnzoo.DenseStack, False, {}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_padding(self, cls, time_major, options):
     stack = random_layers.make(
         cls, rnnzoo.GRU, IN, FEATURES, num_layers=2, **options
@@ -191,7 +191,7 @@ class DropoutTest(parameterized.TestCase):
 
   @parameterized.product(shared=(False, True), time_major=(False, True))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_masks(self, shared, time_major):
     # The upper layer passes its input on, nearly: h' = x + 0 h for x >= 0.
     stack = random_layers.make(

@@ -67,10 +67,10 @@ class PiecesTest(made_up_runs.RunsTestCase):
     self.enter_context(
         mock.patch.object(placements.Placement, 'outputs', lambda _: usual)
     )
-    training.train_and_evaluate(self.prepare(kind, 'device'))
+    training.train_and_evaluate(self.prepare(kind, 'device', num_epochs=2))
     # Two batches of training, and one and a half of evaluation, are a piece.
     self.enter_context(mock.patch.object(placements, '_PIECE_BYTES', 800))
-    host = self.prepare(kind, 'host', keep_data_on='host')
+    host = self.prepare(kind, 'host', keep_data_on='host', num_epochs=2)
     self.train_killed(host)
     training.train_and_evaluate(host)
     self.check_same('device', 'host')
@@ -87,6 +87,7 @@ class SeedsAtOnceTest(made_up_runs.RunsTestCase):
     # Seeds stop after different epochs. Patience counts from the lessons' end.
     fields = {'early_stopping.patience': 1, 'optimizer.learning_rate': 0.03}
     fields |= {'num_epochs': 8 if kind == 'lessons' else 7, 'num_seeds': 3}
+    fields['checkpoint_seconds'] = 1e9
     experiment = self.prepare(kind, 'separate', **fields)
     training.train_and_evaluate(experiment)
     whole = self.again(experiment, 'whole', seeds_at_once=at_once)
@@ -104,7 +105,7 @@ class SeedsAtOnceTest(made_up_runs.RunsTestCase):
           np.testing.assert_allclose(row[key], value, 2e-4, err_msg=key)
     # Two of three seeds have done their second epoch: the third one's has
     # another lesson than the others' third epoch.
-    killed = self.again(whole, 'killed')
+    killed = self.again(whole, 'killed', checkpoint_seconds=0.0)
     self.train_killed(killed, at=5)
     training.train_and_evaluate(killed)
     names = [f'seed_{seed}/metrics.csv' for seed in range(3)]
