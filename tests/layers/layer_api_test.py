@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import rnnzoo
-from rnnzoo import models
 from rnnzoo.engines.scan import loop as scan_loop
 from tests.testing import random_layers
 from tests.testing import reference
@@ -227,14 +226,6 @@ class CarriesAndTablesTest(parameterized.TestCase):
     _, turned = layer.unroll_carries(x.swapaxes(0, 1), **options)
     for found, one in zip(turned, carries, strict=True):
       close(found.swapaxes(0, 1), one)
-
-  @pytest.mark.slow
-  def test_tabulate_of_a_model(self):
-    stack = rnnzoo.Stack(rnnzoo.AGRU, 3, 4, num_layers=2, rngs=nnx.Rngs(0))
-    model = models.SequenceClassifier(stack, 2, rngs=nnx.Rngs(0))
-    text = nnx.tabulate(model, jnp.ones((2, 5, 3)))
-    for part in ('backbone', 'head', 'AGRU', 'kernel'):
-      self.assertIn(part, text)
 
 
 class Mine(rnnzoo.LSTM):

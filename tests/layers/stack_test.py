@@ -291,10 +291,6 @@ class NormTest(parameterized.TestCase):
   def fresh(self, **options):
     return fresh(norm='batch', **options)
 
-  def test_layer(self):
-    y = np.asarray(fresh(norm='layer')(x))
-    np.testing.assert_allclose(y.mean(-1), np.zeros((BATCH, TIME)), atol=1e-5)
-
   def test_batch_statistics_leave_padding_out(self):
     stack = self.fresh()
     h = np.asarray(stack.layers[0](x, seq_lengths=LENGTHS))[valid]
@@ -387,13 +383,6 @@ class BidirectionalTest(parameterized.TestCase):
       return got, ((first, second), jnp.concatenate([y, z], axis=-1))
 
     jax.tree.map(equal, *run(pair, carry))
-
-  def test_directions_have_their_own_parameters(self):
-    pair = two_ways()
-    self.assertNotAlmostEqual(
-        float(pair.forward.kernel[0, 0, 0]),
-        float(pair.backward.kernel[0, 0, 0]),
-    )
 
   def test_in_a_stack(self):
     stack = make(
