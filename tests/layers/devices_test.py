@@ -16,7 +16,6 @@ import pytest
 import rnnzoo
 from rnnzoo import models
 from tests.testing import abstract_gpu
-from tests.testing import compilation
 from tests.testing import random_layers
 from tests.testing import several_devices
 from tests.testing import sharded_cases
@@ -83,7 +82,6 @@ class Numbers(parameterized.TestCase):
         program,
         *(*before, *names),
         devices=devices,
-        xla_flags=compilation.XLA_FLAGS,
     )
     for name in names:
       self.assertIn(f'{name} is the same on {devices} devices', printed)
@@ -273,7 +271,6 @@ class NumbersTest(Numbers):
     printed = several_devices.run(
         self,
         *('sharded_program', 'Explicit', group),
-        xla_flags=compilation.XLA_FLAGS,
     )
     self.assertIn(f'{last} is the same on 8 devices', printed)
 
