@@ -173,7 +173,7 @@ class FlashRNNTest(parameterized.TestCase):
       rnnzoo.FlashRNNConfig(gradient_recurrent_zero_not_finite=True)
 
   @parameterized.parameters(*LAYERS.items())
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_weights_both_ways(self, function, name):
     arrays = load(function, 0)

@@ -114,7 +114,7 @@ class DryRunTest(parameterized.TestCase):
       ),
       ('SLSTMBlock', ('data', 'time'), (4, 16, 4, 6), {'batch': 'data'}),
   )
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_parts_over_devices(self, name, spec, shape, over):
     mesh = several_devices.explicit_mesh(data=2, time=4, model=2, one=1)

@@ -99,7 +99,7 @@ class ScannedRNNTest(parameterized.TestCase):
       (rnnzoo.SLSTM,),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_any_layer_inside(self, layer):
     module = rnnzoo_linen.ScannedRNN(layer=layer)
     carry = module.initialize_carry(BATCH, FEATURES, layer)

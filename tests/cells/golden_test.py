@@ -59,7 +59,7 @@ class TorchTest(parameterized.TestCase):
       kind=tuple(TORCH_LAYERS),
       variant=('one_layer', 'two_layers', 'bidirectional'),
   )
-  @pytest.mark.few(3)
+  @pytest.mark.few(2)
   @pytest.mark.slow
   def test_agrees(self, kind, variant):
     golden = load(kind, variant)

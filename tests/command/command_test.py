@@ -20,14 +20,37 @@ import pytest
 import rnnzoo
 from rnnzoo import settings
 from rnnzoo import tasks
+from rnnzoo import training
 from rnnzoo.command import comparison
 from rnnzoo.command import program
 from rnnzoo.command import sweep
+from rnnzoo.tasks import backbones
 from rnnzoo.training import command_line
 from rnnzoo.training import files
 from tests.testing import finished_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# The config of another project, with a layer of its own.
+OWN_CONFIG = """
+import rnnzoo
+from configs import gru_smnist
+
+class Own(rnnzoo.GRU):
+  '''A layer of another project.'''
+
+rnnzoo.register(Own)
+
+def get_config():
+  config = gru_smnist.get_config()
+  config.model.update(layer='Own', num_layers=1)
+  config.model.options.Own = {'num_heads': 1}
+  return config
+"""
+
+
+class Own(rnnzoo.GRU):
+  """A layer of another project."""
 
 
 def run(*words):
@@ -147,12 +170,17 @@ __main__.main()
       )
 
   @pytest.mark.slow
-  def test_sweep_evaluate_compare(self):
+  def test_sweep_evaluate_compare_load(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
+    (directory / 'own.py').write_text(OWN_CONFIG)
+    (directory / 'cases.txt').write_text(
+        'gru\nown own.py --config.model.options.Own.num_heads=2'
+    )
     # From elsewhere, as an installed program.
     sweep_words = (
-        'sweep gru_smnist --workdir=sweeps --grid=config.model.features=4,8'
-        ' --config.data.source=digits --config.num_epochs=1 --parallel=2'
+        'sweep gru_smnist --workdir=sweeps --cases=cases.txt --parallel=2'
+        ' --grid=config.model.features=4 --config.data.source=digits'
+        ' --config.num_epochs=1'
     )
     done = execute(
         *(sys.executable, '-m', 'rnnzoo', *sweep_words.split()),
@@ -160,14 +188,14 @@ __main__.main()
         env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('| features=4 |', done.stdout)
+    self.assertIn('| gru,features=4 |', done.stdout)
     self.assertIn('seeds 1, epochs 1.', done.stdout)
     self.assertTrue((directory / 'sweeps/comparison.png').exists())
     with contextlib.chdir(directory):
-      code, out, err = run('evaluate', 'sweeps/features=8')
+      code, out, err = run('evaluate', 'sweeps/gru,features=4')
       self.assertEqual(code, 0, err)
       report = files.read_json(
-          directory / 'sweeps/features=8/report.json', 'test'
+          directory / 'sweeps/gru,features=4/report.json', 'test'
       )
       accuracy = report['test']['accuracy']['mean']
       self.assertEndsWith(out, f'test accuracy: {accuracy:.4f}\n')
@@ -176,6 +204,15 @@ __main__.main()
         out[: out.index('written')].split(),
         done.stdout[done.stdout.index('|') :].split(),
     )
+    own = directory / 'sweeps/own,features=4'
+    with mock.patch.dict(rnnzoo._LAYERS):
+      with self.assertRaisesRegex(ValueError, "unknown layer 'Own'"):
+        training.load(own)
+      rnnzoo.register(Own)
+      loaded = training.load(own)
+    self.assertEqual(loaded.model.backbone.layers[0].num_heads, 2)
+    found = loaded.predict(np.zeros((2, 8, 8), np.uint8))
+    self.assertEqual(found.shape, (2,))
 
 
 class ConfigsTest(absltest.TestCase):
@@ -210,6 +247,17 @@ class ConfigsTest(absltest.TestCase):
 
 
 class RegisterTest(parameterized.TestCase):
+
+  @mock.patch.dict(rnnzoo._LAYERS)
+  def test_layers(self):
+    with self.assertRaisesRegex(TypeError, 'subclass of rnnzoo.Recurrent'):
+      rnnzoo.register('GRU')
+    with self.assertRaisesRegex(ValueError, "'GRU' is a layer of rnnzoo"):
+      rnnzoo.register(type('GRU', (rnnzoo.LSTM,), {}))
+    with self.assertRaisesRegex(ValueError, 'needs rnnzoo.register'):
+      backbones.find_layer('Own')
+    rnnzoo.register(Own)
+    self.assertIs(backbones.find_layer('Own'), Own)
 
   def test_register(self):
     make = lambda config: None

@@ -127,7 +127,7 @@ class NewtonJointsTest(parameterized.TestCase):
 
   @parameterized.parameters(*FORGETFUL)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_is_the_trajectory_of_scan(self, case):
     report = self.check(case, case.fewest)
     self.assertFalse(report.fell_back)
@@ -294,7 +294,7 @@ class NewtonJointsTest(parameterized.TestCase):
       (B200, Case('AGRU', {}, (1, 1000, 16))),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_lowers(self, kind, case):
     cell, operands = case.operands()
     steps = case.plan(cell, operands).steps

@@ -210,6 +210,7 @@ class ComplexScanTest(parameterized.TestCase):
 
   @parameterized.product(is_free=(True, False), reverse=(True, False))
   @pytest.mark.slow
+  @pytest.mark.few(2)
   def test_agrees_with_loop(self, is_free, reverse):
     rng = np.random.default_rng(0)
     shape = BATCH, TIME, 130

@@ -203,7 +203,7 @@ class KernelsTest(parameterized.TestCase):
       dtype=(jnp.float32, jnp.bfloat16),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_only_the_forward_pass_reads_w(self, layer, path, dtype):
     # XLA would read it for the backward pass and for an optimiser in one
     # kernel, and that waits for the sum of W's gradient over the devices.

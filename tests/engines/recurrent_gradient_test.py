@@ -200,7 +200,7 @@ class LayerTest(parameterized.TestCase):
     chex.assert_trees_all_close(a, b, rtol=1e-5, atol=1e-5)
 
   @parameterized.product(name=('LSTM', 'AGRU', 'IndRNN'), option=tuple(OPTIONS))
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   @pytest.mark.slow
   def test_changes_gradients_only(self, name, option):
     y, (_, d_x) = run_layer(name)
@@ -210,7 +210,7 @@ class LayerTest(parameterized.TestCase):
 
   @parameterized.product(name=('LSTM', 'AGRU'), option=tuple(OPTIONS))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_steps_are_an_unroll(self, name, option):
     whole = run_layer(name, **OPTIONS[option])
     self.assert_trees_close(

@@ -52,6 +52,7 @@ class DropconnectTest(parameterized.TestCase):
 
   @parameterized.parameters('float32', 'bfloat16')
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_gradients_reach_what_stays(self, dtype):
     layer = rnnzoo.Elman(3, 8, param_dtype=dtype, rngs=nnx.Rngs(0))
     squares, params = random_layers.squares(layer)

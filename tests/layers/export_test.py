@@ -142,7 +142,7 @@ class ExportTest(ExportTestCase):
 class EveryLayerTest(ExportTestCase):
 
   @parameterized.parameters(*rnnzoo.LAYERS, *COMPOSED)
-  @pytest.mark.few(4)
+  @pytest.mark.few(2)
   def test_every_layer(self, name):
     make = COMPOSED.get(name) or functools.partial(
         random_layers.make, name, IN, FEATURES, learn_initial_carry=True

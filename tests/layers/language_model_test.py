@@ -66,7 +66,7 @@ class LanguageModelTest(parameterized.TestCase):
       {'layer': rnnzoo.LSTM, 'conv_width': 1},
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_steps_equal_the_sequence(self, **options):
     model = make(**options)
     want = model(TOKENS)

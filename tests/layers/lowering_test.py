@@ -39,6 +39,7 @@ class LoweredOnceTest(parameterized.TestCase):
     self.assertEqual(two, four)
 
   @parameterized.parameters('LSTM', 'MinGRU')
+  @pytest.mark.few(1)
   def test_text_is_the_same_each_time(self, layer):
     # JAX finds a compiled program on disk by its text.
     first = self.lower(layer, 1)

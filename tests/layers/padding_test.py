@@ -75,7 +75,7 @@ class SeqLengthsTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_prefixes_run_alone(self, variant, reverse):
     ((_, (final, y)), _), _, prefixes, carry = runs(variant, reverse)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
@@ -90,7 +90,7 @@ class SeqLengthsTest(parameterized.TestCase):
 
   @parameterized.product(variant=tuple(VARIANTS), reverse=(False, True))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_padding_has_no_effect(self, variant, reverse):
     zeros, nans, _, _ = runs(variant, reverse)
     chex.assert_trees_all_equal(nans, zeros)
@@ -114,6 +114,7 @@ class SeqLengthsTest(parameterized.TestCase):
 
   @parameterized.parameters(np.int8, np.uint8)
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_lengths_too_narrow_for_all_steps(self, dtype):
     model = models.SequenceModel(
         rnnzoo.MinGRU(IN, FEATURES, rngs=nnx.Rngs(0)), 1, rngs=nnx.Rngs(0)

@@ -31,7 +31,7 @@ class StrictDtypesTest(parameterized.TestCase):
           (None, jnp.bfloat16),
       ),
   )
-  @pytest.mark.few(4)
+  @pytest.mark.few(2)
   @pytest.mark.slow
   def test_layers(self, name, way):
     implementation, param_dtype = way
@@ -200,7 +200,7 @@ class EqualRanksTest(parameterized.TestCase):
       implementation=('associative_scan', 'scan'),
   )
   @pytest.mark.slow
-  @pytest.mark.few(3)
+  @pytest.mark.few(2)
   def test_layers(self, name, implementation):
     make = dict(
         rnnzoo.LAYERS,

@@ -153,7 +153,7 @@ class RegularisationTest(parameterized.TestCase):
 
   @parameterized.parameters(*LAYERS)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_paths(self, name):
     with jax.enable_x64(True):
       got = of(make(name, 'associative_scan'), True, True)

@@ -65,7 +65,7 @@ class Seq2SeqTest(parameterized.TestCase):
 
   @parameterized.parameters((False, rnnzoo.GRU), (True, rnnzoo.LSTM))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_steps_are_the_run_over_all(self, attention, layer):
     model = make_model(attention, layer)
     memory = model.encode(SOURCE, LENGTHS)

@@ -132,7 +132,7 @@ class SLSTMBlockTest(parameterized.TestCase):
 
   @parameterized.parameters(*VARIANTS)
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_equations(self, **options):
     block = make(**options)
     carry = carry_of(block, BATCH)

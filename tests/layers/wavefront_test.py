@@ -248,7 +248,7 @@ class WavefrontTest(parameterized.TestCase):
       (rnnzoo.GRU, {'time_major': True, 'mask': True, 'reverse': True}),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_around_the_kernels(self, layer, options):
     with dense_loops.imitated(self):
       if not abstract_gpu.RUNS:

@@ -1,6 +1,7 @@
 """Runs train.py on the made-up task, for tests of several processes.
 
-  python -m tests.testing.process_program KILL FLAG...
+Its `main` takes the command line of KILL FLAG... from sys.argv, in a process of
+tests/testing/forked_program.py.
 
 KILL is the epoch at whose start this process is killed, or 0. The task is
 changed by the environment: OTHER_DATA=1 gives this process data of its own.
@@ -43,12 +44,8 @@ def main() -> None:
       '--config.task=sign',
       '--config.batch_size=8',
       '--config.eval_batch_size=4',
-      '--config.num_epochs=4',
+      '--config.num_epochs=3',
       '--config.checkpoint_seconds=0',
       *sys.argv[2:],
   ]
   runpy.run_path('train.py', run_name='__main__')
-
-
-if __name__ == '__main__':
-  main()

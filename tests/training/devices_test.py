@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -22,39 +21,23 @@ import jax
 import numpy as np
 import pytest
 
+from rnnzoo import training
 from rnnzoo.training import placement as placements
 from rnnzoo.training import processes
+from rnnzoo.training import run_directory
+from rnnzoo.training import seed_state
 from tests.testing import compilation
+from tests.testing import forked_program
+from tests.testing import process_program
+from tests.testing import several_devices
+from tests.training import made_up_runs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Seconds after which a process without news from another one ends.
 HEARTBEAT = 10
 
-# Epochs of a run in which each of two processes is killed once.
-FEW = '--config.num_epochs=3'
-
-
-def start(
-    module, *arguments, devices=1, xla_flags='', **environment
-) -> subprocess.Popen:
-  """Starts a program of tests.testing with so many devices."""
-  return subprocess.Popen(
-      [sys.executable, '-m', f'tests.testing.{module}', *map(str, arguments)],
-      cwd=ROOT,
-      env=os.environ
-      | environment
-      | {
-          'JAX_PLATFORMS': 'cpu',
-          'PYTHONPATH': str(ROOT),
-          'XLA_FLAGS': (
-              f'--xla_force_host_platform_device_count={devices} {xla_flags}'
-          ),
-      },
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-  )
+PROGRAM = 'from tests.testing import process_program; process_program.main()'
 
 
 class StepsTest(absltest.TestCase):
@@ -62,10 +45,12 @@ class StepsTest(absltest.TestCase):
   def train(self, *counts, xla_flags='', kind=''):
     """Returns what devices_program says of each count."""
     arguments = [f'{kind}:{count}' if kind else count for count in counts]
-    options = {'devices': 4, 'xla_flags': xla_flags}
-    process = start('devices_program', *arguments, **options)
-    output, errors = process.communicate()
-    self.assertEqual(process.returncode, 0, msg=errors[-3000:])
+    output = several_devices.run(
+        self,
+        *('devices_program', *map(str, arguments)),
+        devices=4,
+        xla_flags=xla_flags,
+    )
     results = [json.loads(line) for line in output.splitlines()]
     self.assertEqual([r['count'] for r in results], list(counts))
     self.assertEqual([r['devices'] for r in results], list(counts))
@@ -196,41 +181,51 @@ class FlagsTest(parameterized.TestCase):
     self.assertIn('process 1 of 2 waits for the others at localhost:9', waits)
     self.assertRegex(told, 'train.py: .* cannot be connected: .*2 s have pass')
 
+  def test_an_error_of_the_first_is_raised_by_all(self):
+    function, sent = mock.Mock(side_effect=ValueError('no place')), []
+    for index in (0, 1):
+      with (
+          mock.patch.object(jax, 'process_count', lambda: 2),
+          mock.patch.object(jax, 'process_index', lambda index=index: index),
+          mock.patch.object(
+              processes, '_broadcast', lambda x: sent.append(x) or sent[0]
+          ),
+          self.assertRaisesRegex(ValueError, 'no place'),
+      ):
+        processes.from_first(function)
+    function.assert_called_once_with()
+
   def test_none(self):
     processes.initialize(None, None, None, detect=False, heartbeat_seconds=100)
     self.assertFalse(processes.are_connected())
 
 
-class ProcessesTestCase(parameterized.TestCase):
+@pytest.mark.slow
+class SeveralProcessesTest(made_up_runs.RunsTestCase):
+  TASKS = {'sign': process_program.Task}
 
-  def setUp(self):
-    super().setUp()
-    self.workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
+  def program(self, kill, *flags, devices, **environment):
+    """Returns a run of process_program; see there."""
+    count = f'--xla_force_host_platform_device_count={devices}'
+    environment['XLA_FLAGS'] = f'{count} {compilation.XLA_FLAGS}'
+    return forked_program.Run([str(kill), *flags], PROGRAM, environment)
 
-  def run_alone(self, *flags, devices=1, workdir=None):
-    """Returns (exit code, stdout, stderr) of one process."""
-    place = f'--workdir={workdir or self.workdir}'
-    process = start('process_program', 0, place, *flags, devices=devices)
-    output, errors = process.communicate()
-    return process.returncode, output, errors
-
-  def run_two(self, *flags, kill=(0, 0), workdir=None, environments=({}, {})):
-    """Returns (exit code, stdout, stderr) of two processes, two devices each.
+  def two(self, *flags, run='run', kill=(0, 0), environments=({}, {})):
+    """Returns runs of two processes, two devices each.
 
     Args:
       *flags: of both.
+      run: its directory.
       kill: the epoch at whose start each is killed.
-      workdir: of the run.
       environments: of each.
     """
     with socket.socket() as free:
       free.bind(('localhost', 0))
       port = free.getsockname()[1]
-    running = [
-        start(
-            'process_program',
+    return [
+        self.program(
             kill[index],
-            f'--workdir={workdir or self.workdir}',
+            f'--workdir={self.workdir / run}',
             f'--coordinator_address=localhost:{port}',
             '--num_processes=2',
             f'--process_id={index}',
@@ -241,89 +236,68 @@ class ProcessesTestCase(parameterized.TestCase):
         )
         for index in (0, 1)
     ]
-    outputs = [process.communicate() for process in running]
-    return [
-        (process.returncode, *output)
-        for process, output in zip(running, outputs, strict=True)
-    ]
-
-  def check_same_files(self, one, other):
-    for name in (
-        'config.json',
-        'report.json',
-        'seed_0/metrics.csv',
-        'seed_0/result.json',
-    ):
-      self.assertEqual(
-          (one / name).read_bytes(), (other / name).read_bytes(), msg=name
-      )
-
-
-@pytest.mark.slow
-class SeveralProcessesTest(ProcessesTestCase):
 
   def test_killed_and_started_again_and_on_another_number(self):
-    whole = self.workdir.with_name('whole')
-    ends = self.run_two(FEW, workdir=whole)
-    for code, _, errors in ends:
-      self.assertEqual(code, 0, msg=errors)
-    self.assertIn(
-        'devices: 4 x cpu, 2 of 8 on each, in 2 processes', ends[0][1]
+    # All runs begin with the weights of another one.
+    source = self.prepare('sign', 'source', batch_size=8)
+    state = seed_state.begin(source, jax.random.key(100))
+    with run_directory.checkpoints(source.workdir, 0) as checkpoints:
+      state.save(checkpoints)
+    source = f'--config.init_from={source.workdir}'
+    # One run is whole, and one has as many devices in one process. In another
+    # one, each process is killed once, and it goes on to more epochs.
+    alone = f'--workdir={self.workdir / "alone"}', '--config.num_devices=4'
+    few = source, '--config.num_epochs=2'
+    whole, (alone,), *killed, resumed = forked_program.run(
+        self.two(source, run='whole'),
+        [self.program(0, source, *alone, devices=5)],
+        self.two(*few, kill=(0, 2)),
+        self.two(*few, kill=(2, 0)),
+        self.two(source),
     )
+    for code, _, errors in (*whole, alone, *resumed):
+      self.assertEqual(code, 0, msg=errors)
+    told = 'devices: 4 x cpu, 2 of 8 on each, in 2 processes'
+    self.assertIn(told, whole[0].output)
+    self.assertIn('seed 0: 82 numbers taken of', whole[0].output)
     # One talks for both.
-    self.assertNotIn('accuracy', ends[1][1])
-    self.assertRegex(ends[1][2], '^process 1 of 2 waits for the others .*\n$')
-    self.assertLen(list((whole / 'seed_0').glob('events.*')), 1)
-    self.check_equals_one_process(whole)
-
-    # Each process is killed once, and the run goes on to its end.
-    for killed, kill in ((1, (0, 2)), (0, (3, 0))):
-      begin = time.monotonic()
-      ends = self.run_two(FEW, kill=kill)
-      self.assertEqual(ends[killed][0], -signal.SIGKILL)
-      code, _, errors = ends[1 - killed]
+    self.assertNotIn('accuracy', whole[1].output)
+    waits = '^process 1 of 2 waits for the others .*\n$'
+    self.assertRegex(whole[1].errors, waits)
+    self.assertLen(list((self.workdir / 'whole/seed_0').glob('events.*')), 1)
+    for index, ends in zip((1, 0), killed, strict=True):
+      self.assertEqual(ends[index].code, -signal.SIGKILL)
+      code, _, errors = ends[1 - index]
       self.assertIn(code, (4, -signal.SIGABRT), msg=errors)
       self.assertRegex(errors, 'lost another one of the run|another task died')
-      self.assertLess(time.monotonic() - begin, 180)
-      self.assertFalse((self.workdir / 'report.json').exists())
-    for code, _, errors in self.run_two(FEW):
-      self.assertEqual(code, 0, msg=errors)
-    self.check_same_files(whole, self.workdir)
-    # Another run begins with its weights, and it goes on to four epochs.
-    source = f'--config.init_from={self.workdir}'
-    for flags, place, told in (
-        ((FEW, source), self.workdir.with_name('tuned'), '82 numbers taken of'),
-        ((), self.workdir, 'resumed after epoch 3'),
-    ):
-      ends = self.run_two(*flags, workdir=place)
-      self.assertEqual([code for code, *_ in ends], [0, 0], ends)
-      self.assertIn(f'seed 0: {told}', ends[0][1])
+    self.assertIn('seed 0: resumed after epoch 1', resumed[0].output)
+    names = 'seed_0/metrics.csv', 'seed_0/result.json'
+    self.check_same('whole', 'run', 'config.json', 'report.json', *names)
+    told = '4 x cpu, 2 of 8 on each (4 of 5 devices: config.num_devices is 4)\n'
+    self.assertIn(told, alone.output)
+    self.check_equals_one_process()
 
-  def check_equals_one_process(self, workdir):
+  def check_equals_one_process(self):
     """One process with as many devices has the same results."""
-    alone = self.workdir.with_name('alone')
-    flags = FEW, '--config.num_devices=4'
-    code, output, errors = self.run_alone(*flags, devices=5, workdir=alone)
-    self.assertEqual(code, 0, msg=errors)
-    more = '(4 of 5 devices: config.num_devices is 4)'
-    self.assertIn(f'devices: 4 x cpu, 2 of 8 on each {more}\n', output)
-    one, other = (
-        json.loads((path / 'seed_0/result.json').read_text())
-        for path in (workdir, alone)
-    )
-    (alone / 'seed_0/result.json').unlink()
-    # Another number goes on with it, and says so.
-    code, output, errors = self.run_alone(FEW, workdir=alone)
-    self.assertEqual(code, 0, msg=errors)
-    self.assertIn('device: cpu\n', output)
-    self.assertIn(
-        'seed 0: devices so far 4, from here 1; the last bits', output
-    )
+    one, other = self.result('whole'), self.result('alone')
     self.assertEqual(one['best_epoch'], other['best_epoch'])
     for row, same in zip(one['history'], other['history'], strict=True):
       self.assertEqual(row.keys(), same.keys())
       for name, value in row.items():
         np.testing.assert_allclose(value, same[name], rtol=1e-4, err_msg=name)
+    # Another number goes on with it, and says so.
+    alone = self.workdir / 'alone'
+    (alone / 'seed_0/result.json').unlink()
+    config, _ = run_directory.read(alone)
+    config.num_devices = None
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      training.train_and_evaluate(
+          training.prepare(config, str(alone), 'base_smnist')
+      )
+    self.assertIn('device: cpu\n', out.getvalue())
+    self.assertIn(
+        'seed 0: devices so far 4, from here 1; the last bits', out.getvalue()
+    )
 
   @parameterized.parameters(
       ({'OTHER_DATA': '1'}, (), 'process 1 has data other than'),
@@ -332,26 +306,21 @@ class SeveralProcessesTest(ProcessesTestCase):
   )
   @pytest.mark.few(1)
   def test_refused_by_both(self, environment, flags, message):
-    ends = self.run_two(*flags, environments=({}, environment))
+    (ends,) = forked_program.run(
+        self.two(*flags, environments=({}, environment))
+    )
     for code, _, errors in ends:
       self.assertEqual(code, 2, msg=errors)
       self.assertRegex(errors.splitlines()[-1], f'^train.py: .*{message}')
 
+  @pytest.mark.exhaustive
   def test_the_same_directory_for_two_runs(self):
-    (self.workdir / 'seed_0').mkdir(parents=True)
-    (self.workdir / 'seed_0' / 'result.json').write_text('{}')
-    for code, _, errors in self.run_two():
+    (self.workdir / 'run/seed_0').mkdir(parents=True)
+    (self.workdir / 'run/seed_0/result.json').write_text('{}')
+    (ends,) = forked_program.run(self.two())
+    for code, _, errors in ends:
       self.assertEqual(code, 2, msg=errors)
       self.assertRegex(errors.splitlines()[-1], 'result.json, but no run.json')
-
-
-@pytest.mark.slow
-class OneProcessTest(ProcessesTestCase):
-
-  def test_no_cluster(self):
-    code, _, errors = self.run_alone('--distributed')
-    self.assertEqual(code, 2, msg=errors)
-    self.assertRegex(errors, '^train.py: --distributed finds no cluster that')
 
 
 if __name__ == '__main__':

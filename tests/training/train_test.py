@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-from typing import Any
 from unittest import mock
 
 from absl.testing import absltest
@@ -16,7 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.testing import forked_program
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+Run = forked_program.Run
 DIGITS = 'scikit-learn digits (8 x 8), NOT MNIST'
 
 # 39 steps an epoch, BatchNorm and dropout: everything that a step carries.
@@ -43,7 +45,6 @@ records.Progress.update = update
 runpy.run_path('train.py', run_name='__main__')
 """
 
-
 # Runs the program where no file can be longer than a few bytes.
 LIMITED = """
 import resource, runpy
@@ -67,59 +68,34 @@ runpy.run_path('train.py', run_name='__main__')
 """
 
 
-def settings() -> dict[str, Any]:
-  """Returns arguments of `subprocess` for the program's processes."""
-  path = f'{ROOT}{os.pathsep}{os.environ.get("PYTHONPATH", "")}'
-  return {
-      'cwd': ROOT,
-      'env': os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': path},
-      'stdout': subprocess.PIPE,
-      'stderr': subprocess.PIPE,
-      'text': True,
-  }
-
-
-def start(*arguments: str, code: str | None = None) -> subprocess.Popen:
-  script = ['train.py'] if code is None else ['-c', code]
-  return subprocess.Popen([sys.executable, *script, *arguments], **settings())
-
-
 @pytest.mark.slow
 class ResumeTest(absltest.TestCase):
 
   def test_killed_and_resumed_equals_uninterrupted(self):
-    workdirs = {
-        name: pathlib.Path(self.create_tempdir().full_path) / 'run'
-        for name in ('whole', 'killed')
-    }
-    whole = start(*TINY, f'--workdir={workdirs["whole"]}')
-    killed = start(*TINY, f'--workdir={workdirs["killed"]}', code=KILLED)
-    killed.communicate()
-    self.assertEqual(killed.returncode, -signal.SIGKILL)
-    self.assertFalse((workdirs['killed'] / 'seed_0/result.json').exists())
-    lines = (workdirs['killed'] / 'seed_0/metrics.csv').read_text()
-    self.assertLen(lines.splitlines(), 2)  # The head, and one epoch.
-
-    resumed = start(*TINY, f'--workdir={workdirs["killed"]}')
-    outputs = [process.communicate() for process in (whole, resumed)]
-    for process, (_, errors) in zip((whole, resumed), outputs, strict=True):
-      self.assertEqual(process.returncode, 0, msg=errors)
-    self.assertIn('seed 0: resumed after epoch 1\n', outputs[1][0])
+    workdirs = [
+        pathlib.Path(self.create_tempdir().full_path) / 'run' for _ in range(2)
+    ]
+    whole, other = ([*TINY, f'--workdir={path}'] for path in workdirs)
+    ((whole, killed, resumed),) = zip(
+        *forked_program.run([Run(whole)], [Run(other, KILLED)], [Run(other)]),
+        strict=True,
+    )
+    self.assertEqual(killed.code, -signal.SIGKILL)
+    self.assertEqual((whole.code, resumed.code), (0, 0), (whole, resumed))
+    self.assertIn('seed 0: resumed after epoch 1\n', resumed.output)
     names = 'config.json', 'report.json', 'report.txt', 'seed_0/result.json'
     for name in (*names, 'seed_0/metrics.csv', 'seed_1/metrics.csv'):
-      self.assertEqual(
-          *((path / name).read_bytes() for path in workdirs.values()), msg=name
-      )
+      self.assertEqual(*((p / name).read_bytes() for p in workdirs), msg=name)
     for item in ('state', 'best'):
       chex.assert_trees_all_equal(
           *(
               ocp.StandardCheckpointer().restore(
                   path / 'seed_0/checkpoints/2' / item
               )
-              for path in workdirs.values()
+              for path in workdirs
           )
       )
-    self.check_output(workdirs['whole'], outputs[0][0])
+    self.check_output(workdirs[0], whole.output)
 
   def check_output(self, workdir: pathlib.Path, output: str) -> None:
     """The output and the files of a run."""
@@ -144,12 +120,19 @@ class OutcomeTest(absltest.TestCase):
     """
     numbers = dict.fromkeys(modules, 2) | {modules[-1]: 15}
     workdirs = {name: self.create_tempdir().full_path for name in modules}
+    path = f'{ROOT}{os.pathsep}{os.environ.get("PYTHONPATH", "")}'
     processes = {
-        name: start(
-            *TINY,
-            '--config.num_epochs=1',
-            f'--workdir={workdir}',
-            code=INTERRUPTED.format(module=name, number=numbers[name]),
+        name: subprocess.Popen(
+            [
+                *(sys.executable, '-c'),
+                INTERRUPTED.format(module=name, number=numbers[name]),
+                *(*TINY, '--config.num_epochs=1', f'--workdir={workdir}'),
+            ],
+            cwd=ROOT,
+            env=os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for name, workdir in workdirs.items()
     }
@@ -167,7 +150,7 @@ class OutcomeTest(absltest.TestCase):
 
   @pytest.mark.slow
   def test_interrupted(self):
-    self.check_interrupted('absl.flags', 'sklearn.metrics')
+    self.check_interrupted('absl.flags', 'orbax.checkpoint')
 
   @pytest.mark.exhaustive
   def test_interrupted_at_more_moments(self):
@@ -175,7 +158,7 @@ class OutcomeTest(absltest.TestCase):
         'jax',
         'ml_collections',
         'rnnzoo.training',
-        'orbax.checkpoint',
+        'sklearn.metrics',
         'rnnzoo.tasks.images.smnist',
         'tensorboardX.summary',
         'sklearn.datasets',
@@ -183,10 +166,12 @@ class OutcomeTest(absltest.TestCase):
     )
 
   @pytest.mark.slow
-  def test_diverged_with_fields_that_are_not_listed(self):
+  def test_diverged_and_a_full_disk(self):
+    diverged, full = (
+        pathlib.Path(self.create_tempdir().full_path) / 'run' for _ in range(2)
+    )
     # LSTM's options are not in this config, and None is not its norm.
-    workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
-    process = start(
+    flags = (
         '--config=configs/indrnn_smnist.py',
         '--config.data.source=digits',
         '--config.num_epochs=3',
@@ -199,13 +184,28 @@ class OutcomeTest(absltest.TestCase):
         '--config.optimizer.name=sgd',
         '--config.optimizer.learning_rate=1e38',
         '--config.optimizer.clip_norm=0',
-        f'--workdir={workdir}',
+        f'--workdir={diverged}',
     )
-    output, errors = process.communicate()
-    self.assertEqual(process.returncode, 3, msg=errors)
-    self.assertRegex(output.splitlines()[-1], r'^test accuracy: 0\.\d{4}$')
+    # No file can be longer than this, which is what checkpoints need.
+    limited = Run([*TINY, f'--workdir={full}'], LIMITED.format(size=3000))
+    (one,), (other,) = forked_program.run([Run(flags)], [limited])
+    self.check_diverged(diverged, one)
+    self.assertEqual(other.code, 2, msg=other.errors)
+    self.assertNotIn('Traceback', other.errors)
+    # Python may warn later, of coroutines that the checkpoint had begun.
+    told = [x for x in other.errors.splitlines() if x.startswith('train.py: ')]
     self.assertRegex(
-        errors.splitlines()[-1],
+        told[-1],
+        r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
+    )
+
+  def check_diverged(
+      self, workdir: pathlib.Path, end: forked_program.End
+  ) -> None:
+    self.assertEqual(end.code, 3, msg=end.errors)
+    self.assertRegex(end.output.splitlines()[-1], r'^test accuracy: 0\.\d{4}$')
+    self.assertRegex(
+        end.errors.splitlines()[-1],
         r'^train.py: the loss of seed 0 was not finite; .*learning_rate',
     )
     no_constant = mock.Mock(side_effect=ValueError)
@@ -222,28 +222,12 @@ class OutcomeTest(absltest.TestCase):
     self.assertEqual(config['model']['options']['LSTM'], {'num_heads': 2})
     self.assertIsNone(config['model']['norm'])
 
-  @pytest.mark.slow
-  def test_a_full_disk(self):
-    # No file can be longer than this, which is what checkpoints need.
-    workdir = pathlib.Path(self.create_tempdir().full_path) / 'run'
-    process = start(
-        *TINY, f'--workdir={workdir}', code=LIMITED.format(size=3000)
-    )
-    _, errors = process.communicate()
-    self.assertEqual(process.returncode, 2, msg=errors)
-    self.assertNotIn('Traceback', errors)
-    # Python may warn later, of coroutines that the checkpoint had begun.
-    told = [x for x in errors.splitlines() if x.startswith('train.py: ')]
-    self.assertRegex(
-        told[-1],
-        r'^train.py: cannot write the checkpoint of epoch 1 to .*seed_0',
-    )
-
 
 @pytest.mark.slow
 class ErrorsTest(absltest.TestCase):
 
-  def test_a_config_file_that_is_none(self):
+  def config_files(self) -> list[tuple[Sequence[str], str]]:
+    """Returns arguments that name a config file of no config, and messages."""
     directory = pathlib.Path(self.create_tempdir().full_path)
     base = 'from configs import base_smnist\n'
     begin = 'def get_config():\n  '
@@ -271,30 +255,14 @@ class ErrorsTest(absltest.TestCase):
     for name in ('syntax', 'raises', 'type'):
       # One error of each place: parsed, run, a field.
       runs.append(([*flags[name], '--config.num_epochs=3'], cases[name][1]))
-    self.check_all(runs)
-    process = start(*flags['typo'])
-    self.check(*process.communicate(), process.returncode, cases['typo'][1])
+    return runs
 
-  def check_all(self, runs: Sequence[tuple[Sequence[str], str]]) -> None:
-    """Runs the program with each list of arguments; see `check`."""
-    process = subprocess.run(
-        [sys.executable, '-m', 'tests.testing.forked_program'],
-        input=json.dumps([arguments for arguments, _ in runs]),
-        **settings(),
-        check=True,
-    )
-    ends = json.loads(process.stdout)
-    for (arguments, message), end in zip(runs, ends, strict=True):
-      code, output, errors = end
-      with self.subTest(' '.join(arguments)):
-        self.check(output, errors, code, message)
-
-  def check(self, output: str, errors: str, code: int, message: str) -> None:
+  def check(self, end: forked_program.End, message: str) -> None:
     """One sentence on stderr, exit code 2, and nothing on stdout."""
-    self.assertEqual(code, 2, msg=errors)
-    self.assertEqual(output, '')
-    sentences = errors.splitlines()
-    self.assertLen(sentences, 1, msg=errors)
+    self.assertEqual(end.code, 2, msg=end.errors)
+    self.assertEqual(end.output, '')
+    sentences = end.errors.splitlines()
+    self.assertLen(sentences, 1, msg=end.errors)
     self.assertStartsWith(sentences[0], 'train.py: ')
     self.assertRegex(sentences[0], message)
 
@@ -323,8 +291,13 @@ class ErrorsTest(absltest.TestCase):
         (('--config=',), '--config= names no file'),
         ((given, '--profile', '--mode=evaluate'), 'with --mode=train'),
         (('--config.num_epochs=3', given), 'before a value for --config'),
+        ((given, '--distributed'), '--distributed finds no cluster that'),
+        *self.config_files(),
     ]
-    self.check_all(runs)
+    ends = forked_program.run(*([Run(arguments)] for arguments, _ in runs))
+    for (arguments, message), (end,) in zip(runs, ends, strict=True):
+      with self.subTest(' '.join(arguments)):
+        self.check(end, message)
 
 
 if __name__ == '__main__':

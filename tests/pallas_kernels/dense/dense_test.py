@@ -64,7 +64,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES))
   @pytest.mark.slow
-  @pytest.mark.few(4)
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, case):
     with dense_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
@@ -361,6 +361,7 @@ class UnrollTest(parameterized.TestCase):
 
   @parameterized.parameters(('bfloat16', 'float32'), ('float32', 'bfloat16'))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_mixed_dtypes(self, x_dtype, kernel_dtype):
     self.check('LSTM', x_dtype, kernel_dtype)
 

@@ -202,7 +202,7 @@ class EmulationTest(parameterized.TestCase):
       ('LSTM', 16, 96, {'flags': False}),
       # Two blocks a warp in both; the last block is half of one.
       ('LSTM', 9, 272, {'time_major': True, 'time': 4}),
-      ('GRU', 31, 80, {'dtype': 'float16'}),
+      ('GRU', 31, 80, {'dtype': 'float16', 'time': 4}),
   )
   @pytest.mark.slow
   @pytest.mark.few(2)
@@ -236,7 +236,7 @@ class EmulationTest(parameterized.TestCase):
       self.check(cell, batch, size, config=config, **options)
 
   @parameterized.parameters(
-      ('LSTM', 5, 48, 'four columns', {'reverse': True}),
+      ('LSTM', 5, 48, 'four columns', {'reverse': True, 'time': 4}),
       ('GRU', 11, 64, 'shared', {'time_major': True, 'flags': False}),
       ('LSTM', 5, 72, 'cluster', {'time': 4}),
       ('GRU', 5, 72, 'device', {'time': 4, 'reverse': True}),
@@ -250,8 +250,8 @@ class EmulationTest(parameterized.TestCase):
     self.check_cut(cell, batch, size, name, **options)
 
   @parameterized.parameters(
-      ('LSTM', 5, 48, 'four columns', {'levels': 3, 'time': 4}),
-      ('GRU', 5, 72, 'device', {'levels': 2, 'time': 4, 'time_major': True}),
+      ('LSTM', 5, 48, 'four columns', {'levels': 2, 'time': 4}),
+      ('GRU', 5, 72, 'device', {'levels': 3, 'time': 4, 'time_major': True}),
   )
   @pytest.mark.slow
   @pytest.mark.few(1)

@@ -79,7 +79,7 @@ class DenseLoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*named())
   @pytest.mark.slow
-  @pytest.mark.few(6)
+  @pytest.mark.few(3)
   def test_layer(self, kind, case):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
@@ -194,7 +194,7 @@ class DenseLoweringTest(parameterized.TestCase):
 
   @parameterized.parameters(('GRU', 24), ('LSTM', 96), ('AGRU', 640))
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_both_directions(self, name, features):
     both = functools.partial(rnnzoo.Bidirectional, rnnzoo.LAYERS[name])
     given = case(both, sizes=(9, 5, features), in_features=3)
@@ -246,7 +246,7 @@ class DenseLoweringTest(parameterized.TestCase):
       ('SLSTM', 16, False, True),
   )
   @pytest.mark.slow
-  @pytest.mark.few(2)
+  @pytest.mark.few(1)
   def test_shard_map(self, name, features, flags, check_vma):
     mesh = abstract_gpu.mesh(H200)
     given = case(rnnzoo.LAYERS[name], sizes=(4, 13, features))

@@ -137,7 +137,7 @@ class CutsTest(parameterized.TestCase):
       *itertools.product(('Elman', 'TwoEarlyGates'), FEW_SIZES),
   )
   @pytest.mark.slow
-  @pytest.mark.few(5)
+  @pytest.mark.few(2)
   def test_fits(self, cell, size):
     found = set()
     for dtype, batch in itertools.product(('float32', 'bfloat16'), BATCHES):

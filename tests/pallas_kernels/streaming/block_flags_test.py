@@ -21,7 +21,7 @@ class BlockFlagsTest(parameterized.TestCase):
       time=(1, 64, 301),
       reverse=(False, True),
   )
-  @pytest.mark.few(5)
+  @pytest.mark.few(2)
   @pytest.mark.slow
   def test_each_step_has_its_flags(self, cut, time, reverse):
     rows, warpgroups, segments = cut

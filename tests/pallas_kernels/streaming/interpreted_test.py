@@ -83,7 +83,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES))
   @pytest.mark.slow
-  @pytest.mark.few(5)
+  @pytest.mark.few(3)
   def test_agrees_with_reference(self, case):
     tolerance = TOLERANCE
     if case.layer in (rnnzoo.IndRNN, rnnzoo.IRevRNN) and case.options != TANH:

@@ -90,7 +90,7 @@ class LoweringTest(parameterized.TestCase):
 
   @parameterized.named_parameters(*named())
   @pytest.mark.slow
-  @pytest.mark.few(5)
+  @pytest.mark.few(3)
   def test_layer(self, kind, case):
     f, args = comparison.abstract_gradient(case)
     with abstract_gpu.device(self, kind):
@@ -131,6 +131,7 @@ class LoweringTest(parameterized.TestCase):
 
   @parameterized.parameters((2, True), (64, False))
   @pytest.mark.slow
+  @pytest.mark.few(1)
   def test_vmap_of_segments(self, count, in_turn):
     # Many sequences fill a GPU without segments, and then all run at once.
     a = aval((count, 1, 1600, 8), jnp.float32)

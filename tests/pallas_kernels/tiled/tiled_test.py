@@ -90,7 +90,7 @@ class LayersTest(comparison.ComparisonTestCase):
 
   @parameterized.named_parameters(*comparison.named(CASES))
   @pytest.mark.slow
-  @pytest.mark.few(3)
+  @pytest.mark.few(2)
   def test_agrees_with_reference(self, case):
     with tiled_loops.imitated(self):
       self.compare(case, TOLERANCE[case.dtype])
