@@ -1,6 +1,13 @@
-"""Draws the figures of README.md and docs/ from the committed results.
+"""Draws the figures of README.md and docs/.
 
   python -m benchmarks.figures
+  python -m benchmarks.figures runs/lengths.json
+  python -m benchmarks.figures runs/cpu.json runs/gpu.json
+
+Without arguments it draws the committed results. The figure of a file of the
+suite 'lengths' goes beside it, as .png. Files of several devices also get one
+together, devices.png beside the last: the fastest path of each, and how many
+times as fast as the first device it is.
 
 A panel of 'lengths' has the steps of a layer at a batch; dotted lines copy
 inputs from the host. Crosses are times of the path that `None` takes where
@@ -8,7 +15,9 @@ another one is more than 5 % faster.
 """
 
 from collections.abc import Iterator, Sequence
+import json
 import pathlib
+import sys
 from typing import Any
 
 from matplotlib import figure as figures
@@ -68,40 +77,72 @@ def panels(result: Row) -> Iterator[tuple[str, dict[str, list[Row]]]]:
     yield f'{layer}, batch {batch}, {features} features', rows
 
 
-def lengths(result: Row) -> figures.Figure:
-  """Returns the figure; a line of it has times and speedups of a case."""
-  found = dict(panels(result))
-  figure = figures.Figure(figsize=(16, 2.5 * len(found)), layout='constrained')
-  axes = figure.subplots(len(found), 4, squeeze=False)
-  for four, (title, by_way) in zip(axes, found.items(), strict=True):
-    for way, (direction, rows) in enumerate(by_way.items()):
+def over_steps(titles: Sequence[str], beside: str, draw) -> figures.Figure:
+  """Returns a figure with a line of four panels for each title.
+
+  Args:
+    titles: of the lines.
+    beside: whose time the speedups are beside.
+    draw: draws times and speedups: (title, direction, two panels) -> None.
+  """
+  figure = figures.Figure(figsize=(16, 2.5 * len(titles)), layout='constrained')
+  axes = figure.subplots(len(titles), 4, squeeze=False)
+  for four, title in zip(axes, titles, strict=True):
+    for way, direction in enumerate(pivots.DIRECTIONS):
       pair = four[way], four[2 + way]
-      draw_lengths(rows, pair)
-      labels = 'milliseconds', "times as fast as 'scan'"
+      draw(title, direction, pair)
+      labels = 'milliseconds', f'times as fast as {beside}'
       for ax, label in zip(pair, labels, strict=True):
         ax.set_ylabel(label)
         ax.set_title(f'{title}, {direction}', fontsize=8)
         logarithmic(ax, 'steps', base=2)
     four[0].legend(fontsize=6)
+  return figure
+
+
+def lengths(result: Row) -> figures.Figure:
+  """Returns the figure; a row of it has times and speedups of a panel."""
+  found = dict(panels(result))
+
+  def draw(title, direction, pair):
+    rows = found[title][direction]
+    own = lines(rows)
+    for (path, dtype, copies), line in own.items():
+      name = f'{path}, {dtype}{", with a copy" if copies else ""}'
+      style = {'color': COLORS[path], 'ls': ':' if copies else '-'}
+      style |= {'marker': '.', 'label': name}
+      pair[0].plot([*line], [*line.values()], **style)
+      scan = own.get(('scan', dtype, copies), {})  # As many copies in both.
+      if line.keys() <= scan.keys():
+        speedups = [scan[steps] / ms for steps, ms in line.items()]
+        pair[1].plot([*line], speedups, **style)
+    over = [row for row in rows if row.get('of_best', 1) > 1.05]
+    for line in lines(over).values():
+      pair[0].plot([*line], [*line.values()], 'kx')
+
+  figure = over_steps([*found], "'scan'", draw)
   figure.suptitle(source(result))
   return figure
 
 
-def draw_lengths(rows: Sequence[Row], pair) -> None:
-  """Draws times and speedups of rows, which differ in steps."""
-  own = lines(rows)
-  for (path, dtype, copies), line in own.items():
-    name = f'{path}, {dtype}{", with a copy" if copies else ""}'
-    style = {'color': COLORS[path], 'ls': ':' if copies else '-'}
-    style |= {'marker': '.', 'label': name}
-    pair[0].plot([*line], [*line.values()], **style)
-    scan = own.get(('scan', dtype, copies), {})  # As many copies in both.
-    if line.keys() <= scan.keys():
-      speedups = [scan[steps] / ms for steps, ms in line.items()]
-      pair[1].plot([*line], speedups, **style)
-  over = [row for row in rows if row.get('of_best', 1) > 1.05]
-  for line in lines(over).values():
-    pair[0].plot([*line], [*line.values()], 'kx')
+def devices(results: Sequence[Row]) -> figures.Figure:
+  """Returns the figure of the suite 'lengths' on several devices."""
+  found = [dict(panels(result)) for result in results]
+
+  def draw(title, direction, pair):
+    first: dict[int, float] = {}
+    for result, own in zip(results, found, strict=True):
+      best: dict[int, float] = {}
+      for row in sorted(own[title][direction], key=lambda row: row['time']):
+        steps = row['time']
+        best[steps] = min(row['ms'], best.get(steps, row['ms']))
+      first = first or best
+      speedups = {k: first[k] / v for k, v in best.items() if k in first}
+      pair[0].plot([*best], [*best.values()], '.-', label=source(result))
+      pair[1].plot([*speedups], [*speedups.values()], '.-')
+
+  titles = [title for title in found[0] if all(title in f for f in found)]
+  return over_steps(titles, 'the first', draw)
 
 
 # (layer, implementation), its label, and how it is drawn.
@@ -252,13 +293,28 @@ COMMITTED = {
 }
 
 
-def main() -> None:
-  """Draws the committed results."""
-  for target, (name, draw, dots) in COMMITTED.items():
-    figure = draw(pivots.load(f'benchmarks/{name}'))
-    figure.savefig(HERE / target, dpi=dots)
-    print(HERE / target)
+def save(figure: figures.Figure, path: pathlib.Path, dots: int = 70) -> None:
+  """Writes a figure, and says where."""
+  figure.savefig(path, dpi=dots)
+  print(path)
+
+
+def main(names: Sequence[str]) -> None:
+  """Draws the committed results, or each file that is named."""
+  if not names:
+    for target, (name, draw_it, dots) in COMMITTED.items():
+      save(draw_it(pivots.load(f'benchmarks/{name}')), HERE / target, dots)
+  read, path = [], HERE
+  for name in names:
+    path = pathlib.Path(name)
+    result = json.loads(path.read_text(encoding='utf-8'))
+    if result['suite'] != 'lengths' or not result['rows']:
+      sys.exit(f"{name} has no rows of the suite 'lengths'")
+    save(lengths(result), path.with_suffix('.png'))
+    read.append(result)
+  if len({result['device']['kind'] for result in read}) > 1:
+    save(devices(read), path.with_name('devices.png'))
 
 
 if __name__ == '__main__':
-  main()
+  main(sys.argv[1:])

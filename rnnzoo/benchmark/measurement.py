@@ -1,8 +1,8 @@
 """Checks every result, then times the right ones.
 
-Threads compile the programs of a case side by side. Then these are checked and
-timed, while nothing is compiled. The seconds of a compilation mean something
-where there is a single thread.
+Threads compile the programs of a few cases side by side. Then these cases are
+checked and timed, while nothing is compiled. A single thread takes one case at
+a time, so that the seconds of its compilation mean something.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +29,9 @@ Row = dict[str, Any]
 
 # Fields of a row that a table shows first.
 LABELS = ('layer', 'program', 'projection', 'direction')
+
+# Cases that are compiled together, whose arrays are in memory at once.
+_TOGETHER = 4
 
 # Calls of a kernel that are in flight together, each of which is checked: CTAs
 # that do not wait for each other as they should are right most of the time.
@@ -166,14 +169,19 @@ def measure(
     `compiled_together`.
   """
   threads = timer.threads if timer.repeats else os.cpu_count() or 1
+  rest = iter(selected)
   with futures.ThreadPoolExecutor(threads) as pool:
-    for case in selected:
-      group = _Group(case, timer, watchdog, threads)
-      group.compile(pool)
-      rows = group.finish()
-      del group  # And its arrays.
-      add(case, rows, watchdog)
-      yield from rows
+    while groups := [
+        _Group(case, timer, watchdog, threads).begin(pool)
+        for case in itertools.islice(rest, 1 if threads == 1 else _TOGETHER)
+    ]:
+      for group in groups:
+        group.wait()
+      while groups:  # The arrays of earlier cases are dropped.
+        group = groups.pop(0)
+        rows = group.finish()
+        add(group.case, rows, watchdog)
+        yield from rows
 
 
 @dataclasses.dataclass(eq=False)
@@ -188,8 +196,8 @@ class _Group:
   exact: _Run | None = None  # The reference.
   scan: _Run | None = None  # The yardstick of errors, where there is one.
 
-  def compile(self, pool: futures.Executor) -> None:
-    """Traces and compiles a case's programs."""
+  def begin(self, pool: futures.Executor) -> '_Group':
+    """Traces a case's programs, and begins to compile them."""
     case = self.case
     ways = itertools.product(case.implementations, case.directions)
     runs = {way: _Run(case.row(*way)) for way in ways}
@@ -197,7 +205,7 @@ class _Group:
     with attempt(*self.runs):  # More than memory holds, say.
       self.problem = problems.build(case)
     if self.problem is None:
-      return
+      return self
     for run in self.runs:
       self._begin(run, pool, not self.timer.repeats)
     if any(run.compiling for run in self.runs):
@@ -209,7 +217,7 @@ class _Group:
         if self.scan is None:
           self.scan = _Run(case.row(*last))
           self._begin(self.scan, pool)
-    self._wait()
+    return self
 
   def _begin(self, run: _Run, pool, quick: bool = True) -> None:
     """Traces a program here; a thread compiles it."""
@@ -227,7 +235,7 @@ class _Group:
       )
       run.compiling = pool.submit(lowered)
 
-  def _wait(self) -> None:
+  def wait(self) -> None:
     """Waits until its programs are compiled."""
     for run in dict.fromkeys([*self.runs, self.exact, self.scan]):
       if run is None or run.compiling is None:

@@ -60,6 +60,9 @@ _TIMEOUT = flags.DEFINE_float(
     ' program.',
     lower_bound=0.1,
 )
+_COMPILE_THREADS = flags.DEFINE_integer(
+    'compile_threads', None, 'Threads that compile.', lower_bound=1
+)
 _OUTPUT = flags.DEFINE_string('output', 'runs/benchmark.json', 'The JSON file.')
 
 
@@ -145,8 +148,9 @@ def main(unused_argv: list[str]) -> int:
 def _measure(selected, result, repeats: int) -> None:
   """Measures cases; adds their rows to the result, and writes it."""
   suite = SUITES[_SUITE.value]
-  # A CPU is busy enough with one thread that compiles.
-  threads = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
+  threads = _COMPILE_THREADS.value
+  if not threads:  # A CPU is busy enough.
+    threads = 1 if jax.default_backend() == 'cpu' else suite.timer.threads
   timer = dataclasses.replace(suite.timer, repeats=repeats, threads=threads)
   table = report.Table(case.label for case in selected)
   part = operator.itemgetter('shape', 'dtype', 'param_dtype')

@@ -114,6 +114,14 @@ def _run_parser(name: str, text: str) -> argparse.ArgumentParser:
   return parser
 
 
+def _add_profile(parser: argparse.ArgumentParser, lines: str) -> None:
+  parser.add_argument(
+      '--profile',
+      action='store_true',
+      help=f'translates {lines}, and prints where the time goes',
+  )
+
+
 def _load(parsed: argparse.Namespace) -> trained.Trained:
   """Returns the model of the run that the words name."""
   # Output is for results alone.
@@ -128,6 +136,7 @@ def _evaluate(words: list[str]) -> None:
   )
   parser.add_argument('--text', help='a file to test on in place of the data')
   parser.add_argument('--input', help='an .npz file with y to test on')
+  _add_profile(parser, 'the sources of the test')
   parsed = parser.parse_args(words)
   with processes.one_sentence():
     path = fields.expand(parsed.run)
@@ -141,6 +150,11 @@ def _evaluate(words: list[str]) -> None:
         found = experiments.prepare(config, str(path), name, mode='evaluate')
     except (FileNotFoundError, ConnectionError) as error:
       processes.give_up(processes.needs_data(error))
+    if parsed.profile:
+      seed = config.seed if parsed.model_seed is None else parsed.model_seed
+      model = trained.best_model(found, seed)
+      processes.say(profile.of_decoding(found.task, model, path / 'profile'))
+      return
     print(trained.evaluate(found, parsed.model_seed))
 
 
@@ -177,11 +191,7 @@ def _predict(words: list[str]) -> None:
   parser.add_argument(
       '--proba', action='store_true', help='the probability of each class, too'
   )
-  parser.add_argument(
-      '--profile',
-      action='store_true',
-      help='translates the lines of stdin, and prints where the time goes',
-  )
+  _add_profile(parser, 'the lines of stdin')
   parsed = parser.parse_args(words)
   if parsed.profile:
     found = _load(parsed)

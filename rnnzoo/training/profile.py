@@ -7,7 +7,7 @@ parts.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import gzip
 import json
 import pathlib
@@ -172,9 +172,11 @@ def _trace(directory: pathlib.Path) -> Any:
 
 
 def of_decoding(
-    task: Any, model: Any, directory: pathlib.Path, lines: Iterable[str]
+    task: Any, model: Any, directory: pathlib.Path, lines: Any = None
 ) -> str:
   """Returns a table of the operators that translate lines; writes their trace.
+
+  Without lines it is those of the test.
 
   Raises:
     NotImplementedError: the task translates nothing.

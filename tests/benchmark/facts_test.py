@@ -1,5 +1,7 @@
 """Suites that ask whether `None` takes the fastest path."""
 
+import contextlib
+import io
 import itertools
 import json
 import pathlib
@@ -31,6 +33,7 @@ class FactsTest(absltest.TestCase):
         '--shape=5,2,4,4,2',
         '--layers=GRU',
         '--repeats=1',
+        '--compile_threads=2',
         f'--output={path}',
     )
     code, out, _ = benchmark_test.run(*arguments)
@@ -41,8 +44,9 @@ class FactsTest(absltest.TestCase):
     for row in rows:
       self.assertEqual(row['path_of_none'], 'scan')
       taken = row['program'] == 'scan'
-      self.assertEqual('of_best' in row, taken)
+      self.assertEqual(row.get('choice'), 'best' if taken else None)
       if taken:
+        self.assertEqual(row['compiled_together'], 2)
         self.assertGreater(row['compile_s'], 0)
         self.assertIn('mib', row)
 
@@ -57,14 +61,14 @@ class FactsTest(absltest.TestCase):
     for row in rows:
       self.assertGreater(row['with_copy_ms'], 0)
 
-  def test_a_slower_choice_is_told(self):
+  def test_slower_choice_is_marked(self):
     times = {'scan': 2.0, 'pallas': 1.0}
     names = {'layer': 'GRU', 'shape': '2x3x4x4', 'dtype': 'bfloat16'}
     names |= {'direction': 'forward', 'path_of_none': 'scan'}
     rows = [names | {'program': k, 'ms': v} for k, v in times.items()]
     facts.compare(rows)
-    self.assertEqual(rows[0]['of_best'], 2.0)
-    self.assertNotIn('of_best', rows[1])
+    self.assertEqual(rows[0]['choice'], '2.00 SLOWER')
+    self.assertNotIn('choice', rows[1])
 
   @pytest.mark.slow
   def test_table_of_lengths(self):
@@ -89,15 +93,34 @@ class FactsTest(absltest.TestCase):
         'commit': '12345678',
         'rows': rows,
     }
-    figures.lengths(result)
-    with mock.patch.object(pivots, 'load', lambda _: result):
-      text = path_tables.lengths()
+    text = self.table('lengths', result)
     self.assertIn(
         "| `MinGRU` | 1 x 1,024 | `'pallas'` | 1.000 / 1.000 | 2.000 / 2.000 |"
         ' 0.500 / 0.500 | 2.00 / 2.00 | 4.000 / 4.000 |\n',
         text,
     )
     self.assertNotIn('1 x 4 |', text)
+
+  def table(self, name, result):
+    """Returns the table of a result; draws its figure."""
+    path = self.output()
+    path.write_text(json.dumps(result))
+    with contextlib.redirect_stdout(io.StringIO()):
+      figures.main([str(path)])
+      other = path.with_name('other.json')
+      cpu = {**result, 'device': {'kind': 'CPU', 'platform': 'cpu'}}
+      other.write_text(json.dumps(cpu))
+      figures.main([str(other), str(path)])
+    self.assertTrue(path.with_suffix('.png').exists())
+    self.assertTrue(path.with_name('devices.png').exists())
+    with mock.patch.object(pivots, 'load', lambda _: result):
+      return getattr(path_tables, name)()
+
+  def test_files_that_are_not_drawn(self):
+    result = self.output()
+    result.write_text('{"suite": "batches", "rows": []}')
+    with self.assertRaisesRegex(SystemExit, 'has no rows of the suite'):
+      figures.main([str(result)])
 
   def test_shapes(self):
     suite = suites.SUITES['batches']

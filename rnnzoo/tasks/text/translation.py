@@ -285,9 +285,13 @@ class Translation(protocol.ConfigTask):
     size = self._data.decode_batch_size
     return translation_decoding.Decoder(model, decode, size)
 
-  def decoding(self, model, lines):
-    """Returns (a decoder, tokens of lines), for `profile.of_decoding`."""
-    tokens = self.source_vocabulary.encode(list(lines))
+  def decoding(self, model, lines=None):
+    """Returns (a decoder, tokens of lines), for `profile.of_decoding`.
+
+    Without lines they are the test's sources.
+    """
+    lines = self._lines['test'][0] if lines is None else list(lines)
+    tokens = self.source_vocabulary.encode(lines)
     return self._decoder(model, self._data.num_beams), tokens
 
   def _compare(self, found, targets) -> dict[str, Any]:
