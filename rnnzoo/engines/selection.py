@@ -35,11 +35,6 @@ class AssociativeScan:
   >>> layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
 
   Attributes:
-    tolerance: an error in h and the rest of the carry that is small enough,
-      relative to the largest number of a sequence in a window. 0 goes on until
-      the residual is rounding. A larger one saves iterations.
-    max_iterations: most iterations of a window; if they do not suffice, its
-      steps run one by one.
     jacobian: 'exact' for the derivatives of all heads as matrices, which need
       memory for batch * heads * (S * head_dim)^2 numbers a step, where a carry
       has S arrays; 'diagonal' for a quasi-Newton method with S^2 numbers a
@@ -48,14 +43,10 @@ class AssociativeScan:
     window: steps that are solved at once; None for as many as fit.
   """
 
-  tolerance: float = 0.0
-  max_iterations: int = 32
   jacobian: str | None = None
   window: int | None = None
 
   def __post_init__(self):
-    settings.within(self.tolerance, 'tolerance', least=0, most=1)
-    settings.positive(self.max_iterations, 'max_iterations')
     if self.jacobian is not None:
       settings.choice(self.jacobian, ('exact', 'diagonal'), 'jacobian')
     if self.window is not None:
@@ -134,7 +125,7 @@ class Pallas:
 
 
 # Paths with settings, by name.
-_WITH_SETTINGS = {
+_WITH_SETTINGS: dict[str, type] = {
     'scan': Scan,
     'associative_scan': AssociativeScan,
     'pallas': Pallas,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import types
 from unittest import mock
 import warnings
@@ -235,6 +236,19 @@ class CallTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'a pair \(forward, backward\)'):
       pair(x, initial_carry=(h,))
 
+  @parameterized.parameters(*rnnzoo.LAYERS)
+  def test_options_that_a_layer_sets_itself(self, name):
+    options = inspect.signature(rnnzoo.RecurrentLayer.__init__).parameters
+    for option in set(options) - {'self', 'rngs', 'in_features', 'features'}:
+      with self.subTest(option):
+        try:
+          rnnzoo.LAYERS[name](3, 4, **{option: object()}, rngs=nnx.Rngs(0))
+        except (TypeError, ValueError, AttributeError) as error:
+          self.assertNotIn('multiple values', str(error))
+    if issubclass(rnnzoo.LAYERS[name], rnnzoo.RecurrentLayer):
+      with self.assertRaisesRegex(TypeError, f"^{name} sets 'cell' itself"):
+        rnnzoo.LAYERS[name](3, 4, cell=None, rngs=nnx.Rngs(0))
+
   def test_bidirectional_step(self):
     pair = make(functools.partial(rnnzoo.Bidirectional, rnnzoo.GRU))
     with self.assertRaisesRegex(NotImplementedError, 'needs the whole'):
@@ -244,9 +258,6 @@ class CallTest(parameterized.TestCase):
 class ImplementationTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ('AssociativeScan', 'tolerance', -1, 'must be .* got -1'),
-      ('AssociativeScan', 'max_iterations', 0, 'a positive int .*got 0'),
-      ('AssociativeScan', 'max_iterations', 2**31, 'up to 2147483647'),
       ('AssociativeScan', 'jacobian', 'full', "one of .*'exact'.*got 'full'"),
       ('AssociativeScan', 'window', 0, 'must be a positive int .*got 0'),
       ('Scan', 'keep', 'all', "must be one of .*'gates'.* got 'all'"),
