@@ -93,7 +93,9 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
       metadata = opened.metadata() or {}
       # The arrays themselves may come in a narrower dtype: without x64, JAX
       # rounds float64.
-      stored = {(name, _described(opened, name)) for name in opened.keys()}
+      stored: set[Any] = {
+          (name, _described(opened, name)) for name in opened.keys()
+      }
   except library.SafetensorError as error:
     raise ValueError(f'{path} is no safetensors file: {error}.') from error
   found = metadata.get('format'), metadata.get('version')
@@ -108,8 +110,8 @@ def load_safetensors(module: nnx.Module, path: str | os.PathLike[str]) -> None:
   # Files of earlier versions do not have them.
   lines = metadata.get('equations', '\n'.join(own_lines)).splitlines()
   stored |= {*lines}
-  own = {(name, _kind(leaf.get_value(), name)) for name, leaf in named.items()}
-  own |= {*own_lines}
+  kinds = ((name, _kind(x.get_value(), name)) for name, x in named.items())
+  own: set[Any] = {*kinds, *own_lines}
   if stored != own:
     raise ValueError(
         f'{path} is of another module than this {type(module).__name__}: the'

@@ -185,7 +185,7 @@ def fold_projection(
     ValueError: the lowest level has no weight_hr, or a shape does not fit.
   """
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  left = {
+  left: dict[str, Any] = {
       name: weights_lib.to_numpy(value, prefix + name)
       for name, value in entries.left.items()
   }
@@ -207,10 +207,11 @@ def fold_projection(
       for name, factor in fold.items():
         if factor is None:
           continue
-        if np.shape(left.get(name))[1:] != factor.shape[:1]:
+        shape = np.shape(left.get(name, 0))
+        if shape[1:] != factor.shape[:1]:
           raise ValueError(
               f'{prefix + name} must have {factor.shape[0]} columns, as many'
-              f' as are projected to, got shape {np.shape(left.get(name))}.'
+              f' as are projected to, got shape {shape}.'
           )
         # The layer's dtype rounds the product, once.
         left[name] = left[name].astype(np.float64) @ factor.astype(np.float64)

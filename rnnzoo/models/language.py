@@ -135,11 +135,7 @@ class Block(nnx.Module):
     self.layer = sequence_layer.make(
         make_layer, features, features, rngs, {}, 'make_layer'
     )
-    if bidirectional.is_inside(self.layer):
-      raise ValueError(
-          'a layer of a language model must not read backwards, where it sees'
-          f' the tokens to predict; got {type(self.layer).__name__}'
-      )
+    check_forwards(self.layer)
     if self.layer.out_features != features:
       raise ValueError(
           f'a layer of a block must have {features} features, as many as the'
@@ -354,3 +350,12 @@ class LanguageModel(nnx.Module):
   def __call__(self, tokens: Array, *, rngs: nnx.Rngs | None = None) -> Array:
     """Returns logits [..., T, V] of tokens int [..., T], from their start."""
     return self.unroll(tokens, rngs=rngs)[1]
+
+
+def check_forwards(layer: sequence_layer.SequenceLayer) -> None:
+  """Raises ValueError for a layer, or a stack, that reads backwards."""
+  if bidirectional.is_inside(layer):
+    raise ValueError(
+        'a layer of a language model must not read backwards, where it sees'
+        f' the tokens to predict; got {type(layer).__name__}'
+    )

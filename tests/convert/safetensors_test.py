@@ -133,7 +133,7 @@ class SafetensorsTest(absltest.TestCase):
     arrays['bias'] = arrays['bias'].astype(np.float64)
     metadata = {'format': 'rnnzoo', 'version': '1'}
     numpy_files.save_file(arrays, self.path, metadata=metadata)
-    with self.assertRaisesRegex(ValueError, 'bias.* float64.* float32'):
+    with self.assertRaisesRegex(ValueError, 'bias.*float64.*float32'):
       convert.load_safetensors(layer, self.path)
 
   def test_keeps_shardings(self):
