@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 import jax
@@ -43,6 +43,7 @@ class AssociativeScan:
     window: steps that are solved at once; None for as many as fit.
   """
 
+  name: ClassVar[str] = 'associative_scan'
   jacobian: str | None = None
   window: int | None = None
 
@@ -78,6 +79,7 @@ class Scan:
       2^20 numbers: less to compile, for up to 5 MiB more.
   """
 
+  name: ClassVar[str] = 'scan'
   keep: str | None = None
   chunk: int | None = None
 
@@ -116,6 +118,7 @@ class Pallas:
       gradient, and so does keep='carries'.
   """
 
+  name: ClassVar[str] = 'pallas'
   keep: str = 'gates'
   wavefront: bool = True
 
@@ -123,13 +126,6 @@ class Pallas:
     settings.choice(self.keep, ('carries', 'gates'), 'keep')
     settings.boolean(self.wavefront, 'wavefront')
 
-
-# Paths with settings, by name.
-_WITH_SETTINGS: dict[str, type] = {
-    'scan': Scan,
-    'associative_scan': AssociativeScan,
-    'pallas': Pallas,
-}
 
 # A path by its name, or with settings.
 Path = str | AssociativeScan | Scan | Pallas
@@ -140,10 +136,7 @@ IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
 def name_of(path: Path) -> str:
   """Returns the name of a path, which may have settings."""
-  for name, settings_class in _WITH_SETTINGS.items():
-    if isinstance(path, settings_class):
-      return name
-  return str(path)
+  return path if isinstance(path, str) else path.name
 
 
 def check_known(shape: Sequence[int]) -> None:

@@ -46,13 +46,6 @@ class Decoded(NamedTuple):
   scores: Array
 
 
-def check(max_length: Any, num_beams: Any, length_penalty: Any) -> None:
-  """Raises ValueError unless these are settings of a beam search."""
-  settings.positive(max_length, 'max_length')
-  settings.positive(num_beams, 'num_beams')
-  settings.within(length_penalty, 'length_penalty', least=0)
-
-
 def beam_search(
     step: Step,
     fixed: Any,
@@ -78,8 +71,13 @@ def beam_search(
     length_penalty: sequences are compared by their score / length^penalty, the
       end counted; 0 compares log-likelihoods, which favours short ones. Not
       negative.
+
+  Raises:
+    ValueError: a setting is not valid.
   """
-  check(max_length, num_beams, length_penalty)
+  settings.positive(max_length, 'max_length')
+  settings.positive(num_beams, 'num_beams')
+  settings.within(length_penalty, 'length_penalty', least=0)
   repeat = lambda x: jnp.repeat(x, num_beams, axis=0)
   fixed, carry = jax.tree.map(repeat, (fixed, carry))
   rows = jnp.arange(batch)[:, None]

@@ -401,7 +401,6 @@ class Seq2Seq(nnx.Module):
       num_beams: width of beam search; 1 takes the most likely token each step.
       length_penalty: exponent for beams, see `rnnzoo.models.decoding`.
     """
-    decoding.check(max_length, num_beams, length_penalty)
 
     def search(given):
       lead = given[0].context.shape[:-1]
