@@ -245,6 +245,6 @@ def _take(
     bias[-1], extra = bias_ih[-1], bias_hh[-1]
   both = f'The sum of bias_ih{suffix} and bias_hh{suffix}'
   weights_lib.fits(bias, layer, both)
-  return weights_lib.of_columns(
-      layer, weight_ih.T, weight_hh.T, bias, extra, projection=projection
-  )
+  split = lambda rows: weights_lib.split_gates(rows.T, gates)
+  hidden = split(weight_hh)[:, None]
+  return weights_lib.Weights(split(weight_ih), hidden, bias, extra, projection)

@@ -1,7 +1,9 @@
 """One cell's weights with named axes, between layers and other libraries.
 
-A library's file arranges its arrays as `Weights` and back; `store` and `read`
-do the rest. `Entries` finds arrays by name and says where they are wrong.
+Where each array belongs to one parameter, a library's file lists `Part`s, and
+`fill` and `arrays` do the rest. Where it does not, the file arranges its arrays
+as `Weights` and back, for `store` and `read`. `Entries` finds arrays by name and
+says where they are wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -442,26 +444,6 @@ def parts(layer: sequence_layer.SequenceLayer):
       yield level.backward, index, True
     else:
       yield level, index, False
-
-
-def of_columns(
-    layer: recurrent.RecurrentLayer,
-    kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray | None,
-    extra: np.ndarray | None = None,
-    order: Any = slice(None),
-    projection: np.ndarray | None = None,
-) -> Weights:
-  """Returns weights of matrices [from, gates * to] of one head.
-
-  W and R have the library's order of gates, in which `order` finds ours.
-  """
-  gates = layer.cell.input_gates
-  inputs, hidden = (
-      split_gates(w, gates)[order] for w in (kernel, recurrent_kernel)
-  )
-  return Weights(inputs, hidden[:, None], bias, extra, projection)
 
 
 def split_gates(columns: np.ndarray, gates: int) -> np.ndarray:
