@@ -2,8 +2,8 @@
 
 Where each array belongs to one parameter, a library's file lists `Part`s, and
 `fill` and `arrays` do the rest. Where it does not, the file arranges its arrays
-as `Weights` and back, for `store` and `read`. `Entries` finds arrays by name and
-says where they are wrong.
+as `Weights` and back, for `store` and `read`. `Entries` finds arrays by name
+and says where they are wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
