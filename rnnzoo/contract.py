@@ -47,14 +47,12 @@ _MIXING = frozenset(
 def check(
     cell: Any,
     params: Mapping[str, Any] | None = None,
-    allowed: frozenset[str] = frozenset(),
 ) -> None:
   """Raises ValueError unless a cell keeps the contract.
 
   Args:
     cell: the caller's cell.
     params: its own parameters by name, arrays [..., features] or numbers.
-    allowed: names of primitives that it may use although they mix features.
   """
   if isinstance(cell, type) or not isinstance(cell, cell_lib.Cell):
     got = f'the class {cell.__name__}' if isinstance(cell, type) else repr(cell)
@@ -77,7 +75,7 @@ def check(
         f' [..., features]; {missing} are missing.'
     )
   shapes = {name: np.shape(p) for name, p in params.items()}
-  _check_equations(cell, tuple(sorted(shapes.items())), allowed)
+  _check_equations(cell, tuple(sorted(shapes.items())))
 
 
 def _check_static(cell: cell_lib.Cell) -> None:
@@ -155,7 +153,6 @@ def _check_kind(cell: cell_lib.Cell, name: str) -> None:
 def _check_equations(
     cell: cell_lib.Cell,
     param_shapes: tuple[tuple[str, tuple[int, ...]], ...],
-    allowed: frozenset[str],
 ) -> None:
   lanes = jax.ShapeDtypeStruct((_BATCH, _FEATURES), jnp.float32)
 
@@ -172,16 +169,14 @@ def _check_equations(
     early = h_gates[:-1]
     given = f'the first {len(early)} of {len(h_gates)} recurrent gates'
     arguments: Any = params, x_gates, early, carry
-    (operand,) = _trace(cell, 'operand', arguments, given, None, allowed)
+    (operand,) = _trace(cell, 'operand', arguments, given, None)
     _check_shape(cell, 'operand', 'the operand', operand, broadcast=False)
   if isinstance(cell, cell_lib.LinearCell):
     if cell.reads_starts:
       starts = jax.ShapeDtypeStruct((_BATCH, 1), jnp.float32)
       x_gates = (*x_gates, starts)
     arguments, given = (params, x_gates), f'{len(x_gates)} input gates'
-    outputs = _trace(
-        cell, 'coefficients', arguments, given, ('a', 'b'), allowed
-    )
+    outputs = _trace(cell, 'coefficients', arguments, given, ('a', 'b'))
     _check_coefficients(cell, *outputs)
   given = (
       f'{len(x_gates)} input gates, {len(h_gates)} recurrent gates and'
@@ -189,7 +184,7 @@ def _check_equations(
   )
   names = cell.carry_names
   arguments = (params, x_gates, h_gates, carry)
-  outputs = _trace(cell, 'update', arguments, given, names, allowed)
+  outputs = _trace(cell, 'update', arguments, given, names)
   for label, output in zip(names, outputs, strict=True):
     _check_shape(cell, 'update', label, output, broadcast=False)
 
@@ -221,7 +216,7 @@ def _structure(tree: Any) -> str:
   return str(jax.tree.map(lambda x: 'array', tree)).replace("'", '')
 
 
-def _trace(cell, method, arguments, given, names, allowed):
+def _trace(cell, method, arguments, given, names):
   """Returns the abstract results of a method, or raises ValueError."""
   where = f'{type(cell).__name__}.{method}'
   trace = jax.make_jaxpr(getattr(cell, method), return_shape=True)
@@ -245,7 +240,7 @@ def _trace(cell, method, arguments, given, names, allowed):
         f'{where} must return a tuple of {len(names)} arrays, {names}, got'
         f' {_structure(outputs)}.'
     )
-  _check_pointwise(jaxpr.jaxpr, where, allowed)
+  _check_pointwise(jaxpr.jaxpr, where)
   return outputs if names else (outputs,)
 
 
@@ -273,14 +268,14 @@ def _check_shape(cell, method, label, output, broadcast: bool) -> None:
     )
 
 
-def _check_pointwise(jaxpr: Any, where: str, allowed: frozenset[str]) -> None:
+def _check_pointwise(jaxpr: Any, where: str) -> None:
   """Raises ValueError where an operation mixes batch elements or features."""
   for eqn in jaxpr.eqns:
     name = eqn.primitive.name
     inner = list(_inner(eqn.params))
     for sub in inner:
-      _check_pointwise(sub, where, allowed)
-    if inner or name in allowed:
+      _check_pointwise(sub, where)
+    if inner:
       continue
     for axis, size in ((-1, _FEATURES), (-2, _BATCH)):
       has = lambda x, axis=axis, size=size: size in x.aval.shape[axis:][:1]

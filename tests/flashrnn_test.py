@@ -109,55 +109,6 @@ class FlashRNNTest(parameterized.TestCase):
     close(grads(gradient_recurrent_clipval=1e-6), cut, atol=1e-5)
     self.assertGreater(np.abs(grads() - cut).max(), 0.1)
 
-  @pytest.mark.slow
-  def test_fields_that_follow_from_others(self):
-    arrays = load('gru', 0)
-    own = Wx, R, b = given(arrays)
-    config = functools.partial(
-        rnnzoo.FlashRNNConfig, function='gru', dtype='float32'
-    )
-    sizes = {'batch_size': len(Wx), 'num_heads': HEADS, 'head_dim': SIZE}
-    sizes |= {'hidden_dim': HEADS * SIZE, 'num_states': 1, 'num_gates_r': 3}
-    sizes |= {'num_gates_w': 3, 'num_gates_i': 4, 'num_gates_t': 4}
-    right = config(
-        **sizes,
-        **{f'dtype_{name}': 'float32' for name in 'wrbsga'},
-        dtype_acc='float32',
-        enable_automatic_mixed_precision=False,
-        simple_agg=False,
-        constants={},
-    )
-    config(batch_size=np.int64(-1))
-    hash(right)
-    want = rnnzoo.flashrnn(*own, function='gru', dtype='float32')
-    got = rnnzoo.flashrnn(*own, config=right)
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-    wrong = [(name, size + 1) for name, size in sizes.items()]
-    wrong += [('simple_agg', True), ('forward_clipval', 1.0)]
-    wrong += [('constants', {'alpha': 1.0}), ('trainable_b', [True] * 4)]
-    wrong += [('dtype_w', 'half'), ('dtype_s', 'float64')]
-    wrong += [(f'dtype_{name}', 'float64') for name in ('a', 'g', 'acc')]
-    for name, value in wrong:
-      with self.subTest(name), self.assertRaisesRegex(ValueError, name):
-        rnnzoo.flashrnn(*own, config=config(**{name: value}))
-    strict = config(dtype_r='float16', enable_automatic_mixed_precision=False)
-    with self.assertRaisesRegex(ValueError, 'dtype_r, float16, got float32'):
-      rnnzoo.flashrnn(*own, config=strict)
-
-    def loss(R, b, **fields):
-      states, _ = rnnzoo.flashrnn(Wx, R, b, config=config(**fields))
-      return states.sum(), states
-
-    grad = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    grads, states = grad(R, b, trainable_r=False, dtype_s='float16')
-    self.assertEqual(states.dtype, jnp.float16)
-    self.assertEqual([bool(g.any()) for g in grads], [False, True])
-    half = lambda array: array.astype(np.float16).astype(np.float32)
-    narrow = {f'dtype_{name}': 'float16' for name in 'wrb'}
-    got = rnnzoo.flashrnn(*own, config=config(**narrow, dtype_s='float32'))
-    want = rnnzoo.flashrnn(*map(half, own), config=config())
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-
   @parameterized.parameters(np.nan, np.inf)
   def test_gradients_that_are_not_finite(self, bad):
     arrays = load('elman', 0)

@@ -259,15 +259,12 @@ def constructors():
   call = lambda **fields: rnnzoo.flashrnn(
       Wx, R, R[..., 0], config=rnnzoo.FlashRNNConfig(**fields)
   )
-  sizes = ('num_states', 'num_gates_w', 'num_heads', 'batch_size', 'hidden_dim')
   for option, values in {
-      **dict.fromkeys(sizes, (*STRANGE, 0, 9, 2.0, True, nan, '4', [4])),
-      **dict.fromkeys(('dtype_w', 'dtype_s', 'dtype_acc'), DTYPES),
-      **dict.fromkeys(('trainable_r', 'trainable_b'), FLAGS),
-      'enable_automatic_mixed_precision': FLAGS,
-      'simple_agg': ('foo', 0, 1, False, [], np.ones(2, bool)),
-      'forward_clipval': NUMBERS,
-      'constants': ('foo', {1}, 3 + 4j, 0, {'a': 1.0}),
+      'dtype': DTYPES,
+      'gradient_recurrent_cut': FLAGS,
+      'gradient_recurrent_clipval': NUMBERS,
+      'initial_val': NUMBERS,
+      'output_shape': NAMES,
   }.items():
     yield Case('FlashRNNConfig', call, {'backend': 'vanilla'}, option, values)
 

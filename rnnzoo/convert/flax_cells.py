@@ -5,6 +5,7 @@ from typing import Any
 
 from flax import linen
 from flax import nnx
+from flax import traverse_util
 import jax
 import numpy as np
 
@@ -21,6 +22,8 @@ _CELLS: dict[type, type] = {
     nnx.LSTMCell: lstm.LSTMCell,
     nnx.OptimizedLSTMCell: lstm.LSTMCell,
 }
+
+_RECURRENT_BIAS = 'cell_params', 'recurrent_bias'
 
 # Names of linen's parts without the side, gate by gate in our order.
 _GATES: dict[type, tuple[str, ...]] = {
@@ -56,31 +59,9 @@ def from_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
   """
   _check(layer, cell)
   label = f'A parameter of cell, {settings.a(type(cell))},'
-  gates, features = layer.cell.input_gates, layer.out_features
-  shapes = {
-      'input kernel': (layer.in_features, gates * features),
-      'recurrent kernel': (features, gates * features),
-      'bias': (gates * features,),
-  }
-  kernel, recurrent_kernel, bias = (
-      weights_lib.checked(
-          np.concatenate(
-              [weights_lib.numbers(each, label) for each in variables], axis=-1
-          ),
-          shape,
-          layer,
-          f'The {name} of {type(cell).__name__}',
-      )
-      for (name, shape), variables in zip(
-          shapes.items(), _variables(cell), strict=True
-      )
-  )
-  extra = np.zeros(features) if isinstance(layer.cell, gru.GRUCell) else None
-  bias = bias.reshape(gates, features)
-  weights_lib.store(
-      layer,
-      weights_lib.of_columns(layer, kernel, recurrent_kernel, bias, extra),
-  )
+  given = {k: weights_lib.numbers(v, label) for k, v in _own(cell).items()}
+  entries = weights_lib.Entries(given, type(cell).__name__)
+  weights_lib.fill(layer, _parts_of(layer, cell), entries)
 
 
 def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
@@ -96,50 +77,58 @@ def to_flax(layer: recurrent.RecurrentLayer, cell: Any) -> None:
       have another shape.
   """
   _check(layer, cell)
-  weights = weights_lib.read(layer, 'flax')
-  if weights.recurrent_bias is not None and weights.recurrent_bias.any():
+  weights_lib.check_state(layer, 'flax')
+  given, own = weights_lib.arrays(layer, _parts_of(layer, cell)), _own(cell)
+  shapes = lambda arrays: {name: x.shape for name, x in sorted(arrays.items())}
+  if shapes(given) != shapes(own):
+    raise ValueError(
+        f'The {type(cell).__name__} has weights of shapes {shapes(own)}, and'
+        f' the {type(layer).__name__} has {shapes(given)} in their place.'
+    )
+  for name, value in given.items():
+    old = own[name]
+    own[name] = weights_lib.placed(value, old.dtype, old.get_value())
+  nnx.update(cell, traverse_util.unflatten_dict(own, sep='/'))
+
+
+def _own(cell: Any) -> dict[str, Any]:
+  """Returns a cell's parameters by names joined by '/'."""
+  return {
+      f'{name}/{kind}': getattr(part, kind)
+      for name, part in vars(cell).items()
+      for kind in ('kernel', 'bias')
+      if isinstance(part, nnx.Linear) and getattr(part, kind) is not None
+  }
+
+
+def _parts_of(layer: Any, cell: Any) -> list[weights_lib.Part]:
+  """Returns a layer's parameters, and their names in an `nnx` cell."""
+  parts = _parts(layer)
+  if isinstance(cell, nnx.LSTMCell):
+    renamed = lambda name: name.replace('if/', 'if_/')  # `if` is Python's.
+    return [p._replace(names=[*map(renamed, p.names)]) for p in parts]
+
+  def joint(part):
+    if part.path == _RECURRENT_BIAS:
+      zeros = lambda: np.zeros(layer.out_features)
+      return part._replace(names=[], ours=zeros, theirs=_none)
+    first, gates = part.names[0], len(part.names)
+    return part._replace(
+        names=[f'dense_{first[0]}/{first.rpartition("/")[2]}'],
+        ours=lambda x: part.ours(*np.split(x, gates, axis=-1)),
+        theirs=lambda x: [np.concatenate(list(part.theirs(x)), axis=-1)],
+    )
+
+  return list(map(joint, parts))
+
+
+def _none(bias: np.ndarray) -> list[np.ndarray]:
+  if bias.any():
     raise ValueError(
         'nnx.GRUCell has no bias b_hn, and the GRU has one other than zero in'
         " cell_params['recurrent_bias']; linen.GRUCell has it (to_linen)."
     )
-  inputs, hidden, biases = _variables(cell)
-  shares = lambda kernel, parts: [
-      weights_lib.join_gates(own) for own in np.split(kernel, len(parts))
-  ]
-  updates = [
-      *zip(inputs, shares(weights.kernel, inputs), strict=True),
-      *zip(hidden, shares(weights.recurrent_kernel[:, 0], hidden), strict=True),
-      *zip(biases, np.split(weights.bias.ravel(), len(biases)), strict=True),
-  ]
-  for variable, value in updates:
-    if variable.shape != value.shape:
-      raise ValueError(
-          f'A weight of {type(cell).__name__} has shape {variable.shape}, and'
-          f' the {type(layer).__name__} has {value.shape} in its place.'
-      )
-  for variable, value in updates:
-    old = variable.get_value()
-    variable.set_value(weights_lib.placed(value, variable.dtype, old))
-
-
-def _variables(cell: Any) -> tuple[list[Any], list[Any], list[Any]]:
-  """Returns the kernels on the input, those on the memory, and the biases."""
-  if isinstance(cell, nnx.LSTMCell):
-    inputs = [cell.ii, cell.if_, cell.ig, cell.io]
-    hidden = [cell.hi, cell.hf, cell.hg, cell.ho]
-  else:
-    inputs, hidden = [cell.dense_i], [cell.dense_h]
-  with_bias = [part for part in inputs + hidden if part.bias is not None]
-  if with_bias not in (inputs, hidden):  # One side has them.
-    raise ValueError(
-        f'cell must have one bias for each gate, as {type(cell).__name__} makes'
-        ' them; biases of this one were set to None or added.'
-    )
-  return (
-      [part.kernel for part in inputs],
-      [part.kernel for part in hidden],
-      [part.bias for part in with_bias],
-  )
+  return []
 
 
 def _check(layer: Any, cell: Any) -> None:
@@ -215,21 +204,10 @@ def from_linen(
     ValueError: an entry is missing, left over or of another shape, or linen has
       no such layer.
   """
-  names = _names(layer)
+  parts = _parts(layer)
   unboxed = linen.meta.unbox(params)
   entries = weights_lib.Entries(unboxed, 'mapping params', prefix)
-  features = layer.out_features
-  take = lambda name, shape: entries.take(name, shape, layer)
-  kernel = lambda name, rows: take(f'{name}/kernel', (rows, features))
-  inputs = [kernel(f'i{name}', layer.in_features) for name in names]
-  hidden = [kernel(f'h{name}', features) for name in names]
-  bias = [take(f'{side}/bias', (features,)) for side in _with_bias(layer)]
-  extra = None
-  if isinstance(layer.cell, gru.GRUCell):
-    extra = take('hn/bias', (features,))
-  entries.finish()
-  arrays = np.stack(inputs), np.stack(hidden)[:, None], np.stack(bias), extra
-  weights_lib.store(layer, weights_lib.Weights(*arrays))
+  weights_lib.fill(layer, parts, entries)
 
 
 def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
@@ -245,25 +223,29 @@ def to_linen(layer: recurrent.RecurrentLayer) -> dict[str, Any]:
   Raises:
     ValueError: linen has no such layer.
   """
-  names = _names(layer)
-  weights = weights_lib.read(layer, 'flax')
-  params: dict[str, Any] = {}
-  for index, name in enumerate(names):
-    params[f'i{name}'] = {'kernel': weights.kernel[index]}
-    params[f'h{name}'] = {'kernel': weights.recurrent_kernel[index, 0]}
-  for index, side in enumerate(_with_bias(layer)):
-    params[side]['bias'] = weights.bias[index]
-  if weights.recurrent_bias is not None:
-    params['hn']['bias'] = weights.recurrent_bias
-  return jax.tree.map(np.asarray, params)
+  parts = _parts(layer)
+  weights_lib.check_state(layer, 'flax')
+  found = weights_lib.arrays(layer, parts)
+  return traverse_util.unflatten_dict(found, sep='/')
 
 
-def _names(layer: Any) -> tuple[str, ...]:
+def _parts(layer: Any) -> list[weights_lib.Part]:
+  """Returns a layer's parameters, and their names in a `linen` cell."""
   weights_lib.check_layer(layer, with_bias='flax')
-  return _GATES[type(layer.cell)]
-
-
-def _with_bias(layer: Any) -> list[str]:
-  """Returns the parts that have a gate's bias, in our order."""
+  names, part = _GATES[type(layer.cell)], weights_lib.Part
   side = 'h' if isinstance(layer.cell, lstm.LSTMCell) else 'i'
-  return [f'{side}{name}' for name in _GATES[type(layer.cell)]]
+  of_gates = lambda side, name: [f'{side}{gate}/{name}' for gate in names]
+  stack = lambda *given: np.stack(given)
+  parts = [
+      part(('kernel',), of_gates('i', 'kernel'), stack, list),
+      part(
+          ('recurrent_kernel',),
+          of_gates('h', 'kernel'),
+          lambda *given: np.stack(given)[:, None],
+          lambda kernel: kernel[:, 0],
+      ),
+      part(('bias',), of_gates(side, 'bias'), stack, list),
+  ]
+  if isinstance(layer.cell, gru.GRUCell):
+    parts.append(part(_RECURRENT_BIAS, ['hn/bias']))
+  return parts

@@ -105,7 +105,9 @@ def _take(layer: Any, left: list[Any]) -> weights_lib.Weights:
     bias = take('bias', width).reshape(gates, features)[order]
   elif is_gru:
     extra = np.zeros(features)
-  return weights_lib.of_columns(layer, kernel, recurrent, bias, extra, order)
+  split = lambda columns: weights_lib.split_gates(columns, gates)[order]
+  hidden = split(recurrent)[:, None]
+  return weights_lib.Weights(split(kernel), hidden, bias, extra)
 
 
 def _parts(layer: Any) -> list[Any]:

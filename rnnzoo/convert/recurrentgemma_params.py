@@ -34,23 +34,9 @@ def from_recurrentgemma(
     ValueError: an entry is missing, left over or of another shape, or
       recurrentgemma has no such layer.
   """
-  unit, start = _unit(layer)
+  parts = _parts(layer)
   entries = weights_lib.Entries(params, 'mapping params', prefix)
-  take = lambda name, shape: entries.take(name, shape, layer)
-  _, heads, size, _ = unit.input_map.kernel.shape
-  kernel = [take(f'{start}{g}/w', (heads, size, size)) for g in _GATES]
-  bias = [take(f'{start}{g}/b', (heads, size)).reshape(-1) for g in _GATES]
-  state: dict[str, Any] = {
-      'cell_params': {'Lambda': take(f'{start}a_param', (heads * size,))},
-      'input_map': {'kernel': np.stack(kernel), 'bias': np.stack(bias)},
-  }
-  if start:
-    state = {'recurrence': state}
-    for ours, theirs, name in _names():
-      shape = getattr(getattr(layer, ours), name).shape
-      state.setdefault(ours, {})[name] = take(theirs, shape)
-  entries.finish()
-  weights_lib.update(layer, state)
+  weights_lib.fill(layer, parts, entries)
 
 
 def to_recurrentgemma(
@@ -68,25 +54,32 @@ def to_recurrentgemma(
     ValueError: recurrentgemma has no such layer.
   """
   weights_lib.check_prefix(prefix)
+  found = weights_lib.arrays(layer, _parts(layer))
+  return {prefix + name: value for name, value in found.items()}
+
+
+def _parts(layer: Any) -> list[weights_lib.Part]:
+  """Returns a layer's parameters, and their names there."""
   unit, start = _unit(layer)
-  read = lambda p: weights_lib.numbers(p, 'A parameter')
-  result = {f'{start}a_param': read(unit.cell_params['Lambda'])}
-  kernel, bias = read(unit.input_map.kernel), read(unit.input_map.bias)
-  for gate, name in enumerate(_GATES):
-    result[f'{start}{name}/w'] = kernel[gate]
-    result[f'{start}{name}/b'] = bias[gate].reshape(kernel.shape[1:3])
-  for ours, theirs, name in _names() if start else ():
-    result[theirs] = read(getattr(getattr(layer, ours), name))
-  return {prefix + name: value for name, value in result.items()}
-
-
-def _names():
-  """Yields a block's part, the name there and the parameter's name here."""
-  yield 'convolution', 'conv_1d/w', 'kernel'
-  yield 'convolution', 'conv_1d/b', 'bias'
-  for part in _LINEAR:
-    for name in ('kernel', 'bias'):
-      yield part, f'{part}/{name}', name
+  at = ('recurrence',) if start else ()
+  _, heads, size, _ = unit.input_map.kernel.shape
+  part, of_gates = weights_lib.Part, lambda *given: np.stack(given)
+  names = lambda name: [f'{start}{gate}/{name}' for gate in _GATES]
+  parts = [
+      part((*at, 'cell_params', 'Lambda'), [f'{start}a_param']),
+      part((*at, 'input_map', 'kernel'), names('w'), of_gates, tuple),
+      part(
+          (*at, 'input_map', 'bias'),
+          names('b'),
+          lambda *given: np.stack(given).reshape(2, -1),
+          lambda bias: bias.reshape(2, heads, size),
+      ),
+  ]
+  if start:
+    for name, theirs in (('kernel', 'w'), ('bias', 'b')):
+      parts.append(part(('convolution', name), [f'conv_1d/{theirs}']))
+      parts += [part((own, name), [f'{own}/{name}']) for own in _LINEAR]
+  return parts
 
 
 def _unit(layer: Any) -> tuple[Any, str]:

@@ -182,10 +182,10 @@ def fold_projection(
     directions * proj_size].
 
   Raises:
-    ValueError: a level or direction has no weight_hr, or a shape does not fit.
+    ValueError: the lowest level has no weight_hr, or a shape does not fit.
   """
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  left = {
+  left: dict[str, Any] = {
       name: weights_lib.to_numpy(value, prefix + name)
       for name, value in entries.left.items()
   }
@@ -194,28 +194,21 @@ def fold_projection(
         f'The state dict has no entry {prefix + "weight_hr_l0"!r}, which a'
         f' module with proj_size has; it has {sorted(entries.all)}.'
     )
+  from scipy import linalg  # Slow to import.
+
   below, level = None, 0
-  has = lambda suffix: {f'weight_hh{suffix}', f'weight_hr{suffix}'} & set(left)
-  while has(f'_l{level}'):
+  while f'weight_hr_l{level}' in left:
     blocks = []
-    for suffix in filter(has, (f'_l{level}', f'_l{level}_reverse')):
+    for suffix in (f'_l{level}', f'_l{level}_reverse'):
       if f'weight_hr{suffix}' not in left:
-        raise ValueError(
-            f'The state dict has no entry {f"{prefix}weight_hr{suffix}"!r},'
-            ' which every level and direction of a module with proj_size has.'
-        )
+        continue
       matrix = left.pop(f'weight_hr{suffix}')
-      if matrix.ndim != 2:
-        raise ValueError(
-            f'{prefix}weight_hr{suffix} must have shape [proj_size, features],'
-            f' got {matrix.shape}.'
-        )
       fold = {f'weight_hh{suffix}': matrix, f'weight_ih{suffix}': below}
       for name, factor in fold.items():
         if factor is None:
           continue
-        if name not in left or left[name].shape[1:] != factor.shape[:1]:
-          shape = left[name].shape if name in left else 'none'
+        shape = np.shape(left.get(name, 0))
+        if shape[1:] != factor.shape[:1]:
           raise ValueError(
               f'{prefix + name} must have {factor.shape[0]} columns, as many'
               f' as are projected to, got shape {shape}.'
@@ -223,13 +216,7 @@ def fold_projection(
         # The layer's dtype rounds the product, once.
         left[name] = left[name].astype(np.float64) @ factor.astype(np.float64)
       blocks.append(matrix)
-    shape = np.sum([b.shape for b in blocks], axis=0)
-    below = np.zeros(shape, np.result_type(*blocks))
-    row = column = 0
-    for block in blocks:
-      height, width = block.shape
-      below[row : row + height, column : column + width] = block
-      row, column = row + height, column + width
+    below = linalg.block_diag(*blocks)
     level += 1
   return left, np.asarray(below).T
 
@@ -258,6 +245,6 @@ def _take(
     bias[-1], extra = bias_ih[-1], bias_hh[-1]
   both = f'The sum of bias_ih{suffix} and bias_hh{suffix}'
   weights_lib.fits(bias, layer, both)
-  return weights_lib.of_columns(
-      layer, weight_ih.T, weight_hh.T, bias, extra, projection=projection
-  )
+  split = lambda rows: weights_lib.split_gates(rows.T, gates)
+  hidden = split(weight_hh)[:, None]
+  return weights_lib.Weights(split(weight_ih), hidden, bias, extra, projection)

@@ -1,19 +1,22 @@
 """One cell's weights with named axes, between layers and other libraries.
 
-A library's file arranges its arrays as `Weights` and back; `store` and `read`
-do the rest. `Entries` finds arrays by name and says where they are wrong.
+Where each array belongs to one parameter, a library's file lists `Part`s, and
+`fill` and `arrays` do the rest. Where it does not, the file arranges its arrays
+as `Weights` and back, for `store` and `read`. `Entries` finds arrays by name
+and says where they are wrong.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 import uuid
 
 from flax import nnx
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -280,23 +283,65 @@ def store(layer: recurrent.RecurrentLayer, weights: Weights) -> None:
     state['cell_params'] = {'recurrent_bias': weights.recurrent_bias}
   if weights.projection is not None:
     state['readout'] = {'kernel': weights.projection}
-  learned = nnx.to_pure_dict(nnx.state(layer)).get('learned_carry')
-  if learned is not None:  # Other libraries begin with zeros.
-    state['learned_carry'] = jax.tree.map(
-        lambda x: np.zeros(np.shape(x)), learned
-    )
   update(layer, state)
 
 
 def update(layer: Any, state: Mapping[str, Any]) -> None:
   """Puts arrays into a layer, in its param_dtype and on its devices."""
   own = nnx.to_pure_dict(nnx.state(layer))
+  if 'learned_carry' in own:  # Other libraries begin with zeros.
+    zeros = lambda x: np.zeros(np.shape(x))
+    state = {
+        **state,
+        'learned_carry': jax.tree.map(zeros, own['learned_carry']),
+    }
 
   def put(path, value):
     old = functools.reduce(lambda node, key: node[key.key], path, own)
     return placed(value, layer.param_dtype, old)
 
   nnx.update(layer, jax.tree.map_with_path(put, state))
+
+
+class Part(NamedTuple):
+  """A parameter of a layer, and the arrays that another library has for it.
+
+  Attributes:
+    path: path of the parameter in the layer.
+    names: names of the arrays.
+    ours: the arrays -> the parameter.
+    theirs: the parameter -> the arrays.
+  """
+
+  path: tuple[str, ...]
+  names: Sequence[str]
+  ours: Callable[..., Any] = lambda x: x
+  theirs: Callable[[Any], Any] = lambda x: [x]
+
+
+def fill(layer: Any, parts: Sequence[Part], entries: Entries) -> None:
+  """Puts all entries into a layer."""
+  own, state = dict(nnx.to_flat_state(nnx.state(layer))), {}
+  for part in parts:
+    like = part.theirs(np.zeros(own[part.path].shape, bool))
+    given = [
+        entries.take(name, x.shape, layer)
+        for name, x in zip(part.names, like, strict=True)
+    ]
+    state[part.path] = part.ours(*given)
+  entries.finish()
+  update(layer, traverse_util.unflatten_dict(state))
+
+
+def arrays(layer: Any, parts: Sequence[Part]) -> dict[str, np.ndarray]:
+  """Returns a layer's parameters as another library's arrays by name."""
+  own = dict(nnx.to_flat_state(nnx.state(layer)))
+  label = f'A parameter of the {type(layer).__name__}'
+  found: dict[str, np.ndarray] = {}
+  for part in parts:
+    made = part.theirs(numbers(own[part.path], label))
+    found.update(zip(part.names, made, strict=True))
+  return found
 
 
 def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
@@ -313,16 +358,8 @@ def placed(value: Any, dtype: Any, old: Any) -> jax.Array:
   return jnp.asarray(value)
 
 
-def read(
-    layer: recurrent.RecurrentLayer, library: str, *, has_biases: bool = False
-) -> Weights:
-  """Returns a layer's weights, or raises ValueError if it has others, too.
-
-  Args:
-    layer: layer for which `check_layer` was called.
-    library: its name, for errors.
-    has_biases: whether its cells have all biases, whatever the layer has.
-  """
+def check_state(layer: recurrent.RecurrentLayer, library: str) -> None:
+  """Raises ValueError for a layer that evaluates as no other library does."""
   if layer.zoneout_rate is not None:
     raise ValueError(
         f'zoneout_rate={layer.zoneout_rate} mixes states in evaluation too, for'
@@ -333,6 +370,19 @@ def read(
         f'{library} has no learned initial carry, and the'
         f' {type(layer).__name__} has learn_initial_carry=True.'
     )
+
+
+def read(
+    layer: recurrent.RecurrentLayer, library: str, *, has_biases: bool = False
+) -> Weights:
+  """Returns a layer's weights, or raises ValueError if it has others, too.
+
+  Args:
+    layer: layer for which `check_layer` was called.
+    library: its name, for errors.
+    has_biases: whether its cells have all biases, whatever the layer has.
+  """
+  check_state(layer, library)
   label = f'A parameter of the {type(layer).__name__}'
   parameters = {
       'kernel': layer.kernel,
@@ -394,26 +444,6 @@ def parts(layer: sequence_layer.SequenceLayer):
       yield level.backward, index, True
     else:
       yield level, index, False
-
-
-def of_columns(
-    layer: recurrent.RecurrentLayer,
-    kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray | None,
-    extra: np.ndarray | None = None,
-    order: Any = slice(None),
-    projection: np.ndarray | None = None,
-) -> Weights:
-  """Returns weights of matrices [from, gates * to] of one head.
-
-  W and R have the library's order of gates, in which `order` finds ours.
-  """
-  gates = layer.cell.input_gates
-  inputs, hidden = (
-      split_gates(w, gates)[order] for w in (kernel, recurrent_kernel)
-  )
-  return Weights(inputs, hidden[:, None], bias, extra, projection)
 
 
 def split_gates(columns: np.ndarray, gates: int) -> np.ndarray:

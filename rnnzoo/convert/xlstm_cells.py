@@ -55,18 +55,12 @@ def from_xlstm(
     ValueError: an entry is missing, left over or of another shape, or the
       module has a convolution, which an `SLSTM` has not.
   """
-  if isinstance(layer, slstm_block.SLSTMBlock):
-    _fill(layer, state_dict, prefix)
-    return
-  heads, size = _sizes(layer)
+  _, start, _, _ = _names(layer)
   entries = weights_lib.Entries(state_dict, 'state dict', prefix)
-  blocks, recurrent_kernel, bias = _take_cell(entries, '', heads, layer)
-  entries.finish()
-  kernel = np.zeros((4, heads, size, heads, size), blocks.dtype)
-  for head in range(heads):
-    kernel[:, head, :, head] = blocks[:, head]
-  kernel = kernel.reshape(4, heads * size, heads * size)
-  weights_lib.store(layer, weights_lib.Weights(kernel, recurrent_kernel, bias))
+  heads, size = layer.num_heads, layer.out_features // layer.num_heads
+  given = np.shape(entries.left.get(start + _KERNEL, 0))
+  is_vanilla = given == (heads, 4 * size, size)
+  weights_lib.fill(layer, _parts(layer, is_vanilla), entries)
 
 
 def to_xlstm(
@@ -85,23 +79,105 @@ def to_xlstm(
     ValueError: W is not zero between different heads, or the layer is another.
   """
   settings.choice(backend, ('cuda', 'vanilla'), 'backend')
-  if isinstance(layer, slstm_block.SLSTMBlock):
-    return _state_dict(layer, backend)
-  heads, size = _sizes(layer)
-  weights = weights_lib.read(layer, 'xLSTM')
-  kernel = weights.kernel.reshape(4, heads, size, heads, size)
-  between = kernel * ~np.eye(heads, dtype=bool)[:, None, :, None]
-  if between.any():
-    raise ValueError(
-        'An sLSTMLayer projects each head by itself, and W of the SLSTM is not'
-        ' zero between different heads.'
+  parts = _parts(layer, backend == 'vanilla')
+  if not isinstance(layer, slstm_block.SLSTMBlock):
+    heads = layer.num_heads
+    kernel = weights_lib.read(layer, 'xLSTM').kernel
+    blocks = kernel.reshape(4, heads, len(kernel[0]) // heads, heads, -1)
+    if (blocks * ~np.eye(heads, dtype=bool)[:, None, :, None]).any():
+      raise ValueError(
+          'An sLSTMLayer projects each head by itself, and W of the SLSTM is'
+          ' not zero between different heads.'
+      )
+  return weights_lib.arrays(layer, parts)
+
+
+def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
+  """Returns the parameters of a layer or block, and their names there.
+
+  Args:
+    layer: as in `from_xlstm`.
+    is_vanilla: whether the cell's entries are those of the backend 'vanilla',
+      which transposes R and has the biases gate by gate.
+  """
+  is_rms, start, first, second = _names(layer)
+  _check_bound(layer)
+  heads, size = layer.num_heads, layer.out_features // layer.num_heads
+  part = weights_lib.Part
+  names = [f'{start}{name}.weight' for name in _PROJECTIONS]
+
+  def blocks_of(*given):  # Each [heads, to, from].
+    return np.stack(given).swapaxes(2, 3)
+
+  def whole(*given):
+    blocks = blocks_of(*given)
+    kernel = np.zeros((4, heads, size, heads, size), blocks.dtype)
+    kernel[:, range(heads), :, range(heads)] = blocks.swapaxes(0, 1)
+    return kernel.reshape(4, heads * size, heads * size)
+
+  def blocks_in(kernel):
+    kernel = kernel.reshape(4, heads, size, heads, size)
+    blocks = kernel[:, range(heads), :, range(heads)]
+    return blocks.transpose(1, 0, 3, 2)
+
+  def kernel_of(given):
+    given = given.swapaxes(1, 2) if is_vanilla else given
+    return given.reshape(heads, size, 4, size).transpose(2, 0, 1, 3)
+
+  def of_kernel(kernel):
+    given = kernel.transpose(1, 2, 0, 3).reshape(heads, size, 4 * size)
+    return [given.swapaxes(1, 2) if is_vanilla else given]
+
+  def bias_of(given):
+    order = (4, heads, size) if is_vanilla else (heads, 4, size)
+    given = given.reshape(order)
+    return (given if is_vanilla else given.swapaxes(0, 1)).reshape(4, -1)
+
+  def of_bias(bias):
+    bias = bias.reshape(4, heads, size)
+    return [(bias if is_vanilla else bias.swapaxes(0, 1)).reshape(-1)]
+
+  def scale(path, name, stored):
+    shift = 1 - stored
+    name = f'{name}.weight'
+    return part(path, [name], lambda x: x + shift, lambda x: [x - shift])
+
+  is_block = isinstance(layer, slstm_block.SLSTMBlock)
+  at = ('gates',) if is_block else ()
+  parts = [
+      part(('recurrent_kernel',), [start + _KERNEL], kernel_of, of_kernel),
+      part((*at, 'bias'), [start + _BIAS], bias_of, of_bias),
+  ]
+  if not is_block:
+    return [*parts, part(('kernel',), names, whole, blocks_in)]
+  parts.append(
+      part(('gates', 'kernel'), names, blocks_of, lambda x: x.swapaxes(2, 3))
+  )
+  parts.append(scale(('head_norm', 'scale'), f'{start}group_norm', False))
+  transposed = (lambda x: x.T), (lambda x: [x.T])
+  if layer.convolution is not None:
+    name = f'{start}conv1d.conv'
+    kernel = 'convolution', 'kernel'
+    one = (lambda x: x[:, 0].T), (lambda x: [x.T[:, None]])
+    parts.append(part(kernel, [f'{name}.weight'], *one))
+    parts.append(part(('convolution', 'bias'), [f'{name}.bias']))
+  if layer.norm is not None:
+    parts.append(scale(('norm', 'scale'), first, is_rms))
+  if layer.mlp is not None:
+    names = ['ffn.proj_up_gate.weight'] * is_rms + ['ffn.proj_up.weight']
+    up = (
+        lambda *given: np.concatenate(given).T,
+        lambda x: np.split(x.T, len(names)),
     )
-  blocks = np.stack([kernel[:, head, :, head] for head in range(heads)], 1)
-  return _cell_entries(blocks, weights.recurrent_kernel, weights.bias, backend)
+    parts.append(scale(('mlp', 'norm', 'scale'), second, is_rms))
+    parts.append(part(('mlp', 'up', 'kernel'), names, *up))
+    down = 'mlp', 'down', 'kernel'
+    parts.append(part(down, ['ffn.proj_down.weight'], *transposed))
+  return parts
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
-  """Returns the number of heads and their size."""
+def _check_layer(layer: Any) -> None:
+  """Raises ValueError unless it is an `SLSTM` as an `sLSTMLayer` has it."""
   is_layer = isinstance(layer, recurrent.RecurrentLayer)
   is_slstm = is_layer and type(layer.cell) is slstm.SLSTMCell
   if not is_slstm or layer.bias is None:
@@ -110,42 +186,12 @@ def _sizes(layer: Any) -> tuple[int, int]:
         f' {settings.a(type(layer))}{" without" * is_slstm}.'
     )
   weights_lib.check_structure(layer)
-  _check_bound(layer)
   if layer.in_features != layer.out_features:
     raise ValueError(
         'An sLSTMLayer has as many inputs as features; the SLSTM has'
         f' in_features = {layer.in_features} and features ='
         f' {layer.out_features}.'
     )
-  return layer.num_heads, layer.out_features // layer.num_heads
-
-
-def _take_cell(
-    entries: weights_lib.Entries, start: str, heads: int, layer: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Takes W and R, each [4, heads, from, to], and b, [4, features].
-
-  Names of the `sLSTMLayer` begin with `start`.
-  """
-  size = layer.out_features // heads
-  kernel = np.stack(
-      [
-          entries.take(f'{start}{name}.weight', (heads, size, size), layer)
-          for name in _PROJECTIONS
-      ]
-  )
-  # xLSTM's backends lay out the cell in two ways; TiRex uses 'cuda' order.
-  transposed = (heads, 4 * size, size)
-  vanilla = np.shape(entries.left.get(start + _KERNEL, 0)) == transposed
-  shape = transposed if vanilla else (heads, size, 4 * size)
-  inner = entries.take(start + _KERNEL, shape, layer)
-  bias = entries.take(start + _BIAS, (4 * heads * size,), layer)
-  if vanilla:
-    inner, bias = inner.swapaxes(1, 2), bias.reshape(4, -1)
-  else:
-    bias = bias.reshape(heads, 4, size).swapaxes(0, 1).reshape(4, -1)
-  inner = inner.reshape(heads, size, 4, size).transpose(2, 0, 1, 3)
-  return kernel.swapaxes(2, 3), inner, bias
 
 
 def _check_bound(layer: Any) -> None:
@@ -162,112 +208,15 @@ def _check_bound(layer: Any) -> None:
     )
 
 
-def _cell_entries(
-    kernel: np.ndarray,
-    recurrent_kernel: np.ndarray,
-    bias: np.ndarray,
-    backend: str,
-) -> dict[str, np.ndarray]:
-  """Returns entries of an `sLSTMLayer`; the reverse of `_take_cell`."""
-  _, heads, size, _ = kernel.shape
-  state = {
-      f'{name}.weight': blocks.swapaxes(1, 2)
-      for name, blocks in zip(_PROJECTIONS, kernel, strict=True)
-  }
-  inner = recurrent_kernel.transpose(1, 2, 0, 3).reshape(heads, size, 4 * size)
-  bias = bias.reshape(4, heads, size)
-  if backend == 'vanilla':
-    inner = inner.swapaxes(1, 2)
-  else:
-    bias = bias.swapaxes(0, 1)
-  return state | {_KERNEL: inner, _BIAS: bias.reshape(-1)}
-
-
-def _fill(
-    block: slstm_block.SLSTMBlock, given: Mapping[str, Any], prefix: str
-) -> None:
-  """Fills a block from a state dict, as `from_xlstm` says."""
-  entries = weights_lib.Entries(given, 'state dict', prefix)
-  features = block.out_features
-  is_rms, start, first, second = _names(block)
-  _check_bound(block)
-
-  def take(name, *shape):
-    return entries.take(name, shape, block)
-
-  def scale(name, stored):
-    return {'scale': take(f'{name}.weight', features) + (1 - stored)}
-
-  kernel, inner, bias = _take_cell(entries, start, block.num_heads, block)
-  state: dict[str, Any] = {
-      'gates': {'kernel': kernel, 'bias': bias},
-      'recurrent_kernel': inner,
-      'head_norm': scale(f'{start}group_norm', stored=0),
-  }
-  if block.convolution is not None:
-    name = f'{start}conv1d.conv'
-    weight = take(f'{name}.weight', features, 1, block.conv_width)
-    state['convolution'] = {
-        'kernel': weight[:, 0].T,
-        'bias': take(f'{name}.bias', features),
-    }
-  if block.norm is not None:
-    state['norm'] = scale(first, stored=is_rms)
-  if block.mlp is not None:
-    width = block.mlp.down.kernel.shape[0]
-    if is_rms:
-      gate = take('ffn.proj_up_gate.weight', width, features)
-      up = np.concatenate([gate, take('ffn.proj_up.weight', width, features)])
-    else:
-      up = take('ffn.proj_up.weight', 2 * width, features)
-    state['mlp'] = {
-        'norm': scale(second, stored=is_rms),
-        'up': {'kernel': up.T},
-        'down': {'kernel': take('ffn.proj_down.weight', features, width).T},
-    }
-  entries.finish()
-  weights_lib.update(block, state)
-
-
-def _state_dict(
-    block: slstm_block.SLSTMBlock, backend: str
-) -> dict[str, np.ndarray]:
-  """Returns a block's weights by name; the reverse of `_fill`."""
-  is_rms, start, first, second = _names(block)
-  _check_bound(block)
-  numbers = lambda p: weights_lib.numbers(p, 'A parameter of the SLSTMBlock')
-  scale = lambda norm, stored: numbers(norm.scale) - (1 - stored)
-  inner = _cell_entries(
-      numbers(block.gates.kernel),
-      numbers(block.recurrent_kernel),
-      numbers(block.gates.bias),
-      backend,
-  )
-  inner['group_norm.weight'] = scale(block.head_norm, stored=0)
-  if block.convolution is not None:
-    inner['conv1d.conv.weight'] = numbers(block.convolution.kernel).T[:, None]
-    inner['conv1d.conv.bias'] = numbers(block.convolution.bias)
-  state = {start + name: value for name, value in inner.items()}
-  if block.norm is not None:
-    state[f'{first}.weight'] = scale(block.norm, stored=is_rms)
-  if block.mlp is not None:
-    state[f'{second}.weight'] = scale(block.mlp.norm, stored=is_rms)
-    up = numbers(block.mlp.up.kernel).T
-    if is_rms:
-      up_gate, up = np.split(up, 2)
-      state['ffn.proj_up_gate.weight'] = up_gate
-    state['ffn.proj_up.weight'] = up
-    state['ffn.proj_down.weight'] = numbers(block.mlp.down.kernel).T
-  return state
-
-
-def _names(block: slstm_block.SLSTMBlock) -> tuple[bool, str, str, str]:
-  """Says which library's a block is, or raises ValueError.
+def _names(block: Any) -> tuple[bool, str, str, str]:
+  """Says which library's a layer or block is, or raises ValueError.
 
   Returns whether it is TiRex's, the start of the layer's names, and the names
   of the norms before the layer and before the MLP.
   """
-  if block.norm is None:
+  if not isinstance(block, slstm_block.SLSTMBlock):
+    _check_layer(block)
+  if getattr(block, 'norm', None) is None:
     return False, '', '', ''
   if not isinstance(block.norm, nnx.RMSNorm):
     return False, 'xlstm.', 'xlstm_norm', 'ffn_norm'

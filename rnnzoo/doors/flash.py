@@ -5,9 +5,8 @@ T time, G gates, N heads, D the head dimension, P the dimension that R reads
 from and S the number of states.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-import numbers
 from typing import Any
 
 import jax
@@ -43,11 +42,6 @@ _BACKENDS: dict[str, str | None] = {
     'triton_fused': None,
 }
 _DTYPES = ('bfloat16', 'float16', 'float32', 'float64')
-_BOOLS = ('enable_automatic_mixed_precision', 'trainable_r', 'trainable_b')
-_REFUSED = {
-    'forward_clipval': 'states are not clipped here',
-    'constants': 'no function has constants',
-}
 _SHAPES = {
     'input_shape': ('BTGHD', 'TBGHD'),
     'recurrent_shape': ('GHDP', 'HGDP', 'HPGD', 'HPDG'),
@@ -76,20 +70,6 @@ class FlashRNNConfig:
     dtype: dtype of the computation; 'vanilla' takes the dtype of Wx instead.
     initial_val: value that the states start from where none are given, or one
       for each state.
-    forward_clipval: None; states are not clipped.
-    constants: None or empty; no function has any.
-    simple_agg: whether all gates add R h to Wx. This follows from the function,
-      and so do num_states and num_gates_*; None or the right value.
-    batch_size: B. This follows from Wx, and so do hidden_dim, num_heads and
-      head_dim; None, -1 or the right value.
-    dtype_w: dtype that Wx is rounded to first, as R is to dtype_r and b to
-      dtype_b; None for dtype.
-    dtype_s: dtype of the results, to which given states are rounded first; None
-      for dtype_w.
-    dtype_acc: least dtype of sums, like dtype_a; dtype_g is for gates. All are
-      float32, or float64 where dtype is.
-    enable_automatic_mixed_precision: False refuses arrays of other dtypes.
-    trainable_r: whether R gets a gradient, and trainable_b b.
   """
 
   backend: str = 'cuda_fused'
@@ -103,28 +83,6 @@ class FlashRNNConfig:
   dtype: str | None = 'bfloat16'
   initial_val: float | Sequence[float] = 0.0
   gradient_recurrent_zero_not_finite: bool = False
-  forward_clipval: None = None
-  constants: Mapping[str, float] | None = None
-  simple_agg: bool | None = None
-  num_states: int | None = None
-  num_gates_r: int | None = None
-  num_gates_w: int | None = None
-  num_gates_i: int | None = None
-  num_gates_t: int | None = None
-  hidden_dim: int | None = None
-  num_heads: int | None = None
-  head_dim: int | None = None
-  batch_size: int | None = None
-  dtype_b: str | None = None
-  dtype_r: str | None = None
-  dtype_w: str | None = None
-  dtype_s: str | None = None
-  dtype_g: str | None = None
-  dtype_a: str | None = None
-  dtype_acc: str | None = None
-  enable_automatic_mixed_precision: bool = True
-  trainable_r: bool = True
-  trainable_b: bool = True
 
   def __post_init__(self):
     if self.dtype is None:
@@ -153,50 +111,6 @@ class FlashRNNConfig:
       settings.within(value, 'initial_val', least=-most, most=most)
     for name, known in _SHAPES.items():
       settings.choice(getattr(self, name), known, name)
-    self._check_other_fields()
-
-  def _check_other_fields(self) -> None:
-    """Checks fields that only FlashRNN needs, or that follow from others."""
-    if isinstance(self.constants, Mapping) and not self.constants:
-      object.__setattr__(self, 'constants', None)  # A dict has no hash.
-    for name, reason in _REFUSED.items():
-      if getattr(self, name) is not None:
-        raise ValueError(
-            f'{name} must be None, got {getattr(self, name)!r:.80}: {reason}.'
-        )
-    cell, is_gru = _CELLS[self.function], self.function == 'gru'
-    self._agrees(
-        f'function={self.function!r}',
-        simple_agg=not is_gru,
-        num_states=len(cell.carry_names),
-        num_gates_r=cell.recurrent_gates,
-        num_gates_w=cell.input_gates,
-        num_gates_i=cell.input_gates + is_gru,
-        num_gates_t=cell.input_gates + is_gru,
-    )
-    for name in ('b', 'r', 'w', 's', 'g', 'a', 'acc'):
-      given = getattr(self, f'dtype_{name}')
-      settings.choice(given, (None, *_DTYPES), f'dtype_{name}')
-      if given == 'float64' != self.dtype and name in ('g', 'a', 'acc'):
-        raise ValueError(
-            f"dtype_{name}='float64' is wider than float32, in which gates and"
-            f" sums are with dtype={self.dtype!r}; dtype='float64' would work."
-        )
-    for name in _BOOLS:
-      settings.boolean(getattr(self, name), name)
-
-  def _agrees(self, source: str, **wanted: int) -> None:
-    """Raises ValueError for a field that is set and says otherwise."""
-    for name, value in wanted.items():
-      given = getattr(self, name)
-      if given is None or isinstance(given, numbers.Integral) and given == -1:
-        continue
-      check = settings.boolean if isinstance(value, bool) else settings.positive
-      check(given, name)
-      if given != value:
-        raise ValueError(
-            f'{name} must be {value}, as {source} says, or None, got {given!r}.'
-        )
 
 
 @promotion.of_ranks
@@ -269,22 +183,11 @@ def flashrnn(
   R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
   b = _axes(b, 'b', config.bias_shape, 'GHD')
   b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
-  config._agrees(
-      f'Wx of shape {(batch, time, gates, heads, size)} along BTGHD',
-      batch_size=batch,
-      num_heads=heads,
-      head_dim=size,
-      hidden_dim=heads * size,
-  )
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
   wide = promotion.wide(kind)
-  own = _dtypes(config, kind)
-  rounded = lambda array, name: _rounded(array, name, own[name], config)
-  Wx, R, b = rounded(Wx, 'w'), rounded(R, 'r'), rounded(b, 'b')
-  carry = _initial(cell, config, states, (batch, heads, size), wide, own['s'])
-  R = R if config.trainable_r else jax.lax.stop_gradient(R)
-  b = b if config.trainable_b else jax.lax.stop_gradient(b)
+  Wx, R, b = (array.astype(kind) for array in (Wx, R, b))
+  carry = _initial(cell, config, states, (batch, heads, size), kind)
   params, features = {}, heads * size
   if is_gru:
     R = R[jnp.array([1, 2, 0])]
@@ -296,7 +199,7 @@ def flashrnn(
       params=params,
       weights=(),
       x=x_gates.reshape(batch, time, gates, features),
-      recurrent_kernel=R.astype(kind),
+      recurrent_kernel=R,
       carry=carry,
       restart=None,
       reset=None,
@@ -317,34 +220,14 @@ def flashrnn(
       len(arrays), batch, steps, heads, size
   )
   order = [*map('SBTHD'.index, config.output_shape)]
-  finish = lambda made: jnp.transpose(made, order).astype(own['s'])
+  finish = lambda made: jnp.transpose(made, order).astype(kind)
   return finish(stack(carries, time)), finish(stack(last, 1))
 
 
-def _dtypes(config: FlashRNNConfig, kind: Any) -> dict[str, Any]:
-  """Returns the dtypes of Wx, R, b and states by the ends of their fields."""
-  given = {name: getattr(config, f'dtype_{name}') for name in 'wrbs'}
-  given['s'] = given['s'] or given['w']
-  own = {name: jnp.dtype(dtype or kind) for name, dtype in given.items()}
-  for name, dtype in own.items():
-    checks.floating(dtype, f'dtype_{name}')
-  return own
-
-
-def _rounded(array: Array, name: str, dtype: Any, config) -> Array:
-  """Returns an array in its own dtype, or raises ValueError."""
-  if not config.enable_automatic_mixed_precision and array.dtype != dtype:
-    raise ValueError(
-        'With enable_automatic_mixed_precision=False an array must have its'
-        f' dtype_{name}, {dtype}, got {array.dtype}.'
-    )
-  return array.astype(dtype)
-
-
-def _initial(cell, config: FlashRNNConfig, states, shape, dtype, own):
+def _initial(cell, config: FlashRNNConfig, states, shape, kind):
   """Returns the carry before the first step, each [B, N D]."""
   batch, heads, size = shape
-  count = len(cell.carry_names)
+  count, wide = len(cell.carry_names), promotion.wide(kind)
   if states is not None:
     states = _axes(states, 'states', config.output_shape, 'SBTHD')
     states = _sized(
@@ -354,7 +237,7 @@ def _initial(cell, config: FlashRNNConfig, states, shape, dtype, own):
         'SBTHD',
         config.output_shape,
     )
-    states = _rounded(states, 's', own, config).astype(dtype)
+    states = states.astype(kind).astype(wide)
     return tuple(states.reshape(count, batch, heads * size))
   values: Any = config.initial_val
   if not isinstance(values, (tuple, list)):
@@ -364,7 +247,7 @@ def _initial(cell, config: FlashRNNConfig, states, shape, dtype, own):
         f'initial_val must be a number or {count} of them, one for each of'
         f' {", ".join(cell.carry_names)}; got {values!r}.'
     )
-  return tuple(jnp.full((batch, heads * size), v, dtype) for v in values)
+  return tuple(jnp.full((batch, heads * size), v, wide) for v in values)
 
 
 def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:

@@ -50,10 +50,11 @@ def _answers(device: str) -> dict[str, str]:
   path = pathlib.Path(cache) / 'rnnzoo' / 'gpu_kernels.json'
   key = f'{device}, jax {jax.__version__}'
   try:
-    kept = json.loads(path.read_text('utf-8'))
+    kept = dict(json.loads(path.read_text('utf-8')))
+  except (OSError, ValueError, TypeError):
+    kept = {}
+  if key in kept:
     return kept[key]
-  except (OSError, ValueError, KeyError, TypeError):
-    pass
   selection.warn_once(
       f'nobody has run the GPU kernels on {device} yet, so a process compares'
       f" them with 'scan' once; the answer goes to {path}."
@@ -63,10 +64,6 @@ def _answers(device: str) -> dict[str, str]:
     return dict.fromkeys(('linear', 'diagonal', 'dense'), found['process'])
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-      kept = json.loads(path.read_text('utf-8'))
-    except (OSError, ValueError):
-      kept = {}
     part = path.with_suffix(f'.{os.getpid()}')
     part.write_text(json.dumps({**kept, key: found}, indent=1), 'utf-8')
     part.replace(path)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 import jax
@@ -35,11 +35,6 @@ class AssociativeScan:
   >>> layer = rnnzoo.GRU(3, 8, implementation=path, rngs=nnx.Rngs(0))
 
   Attributes:
-    tolerance: an error in h and the rest of the carry that is small enough,
-      relative to the largest number of a sequence in a window. 0 goes on until
-      the residual is rounding. A larger one saves iterations.
-    max_iterations: most iterations of a window; if they do not suffice, its
-      steps run one by one.
     jacobian: 'exact' for the derivatives of all heads as matrices, which need
       memory for batch * heads * (S * head_dim)^2 numbers a step, where a carry
       has S arrays; 'diagonal' for a quasi-Newton method with S^2 numbers a
@@ -48,14 +43,11 @@ class AssociativeScan:
     window: steps that are solved at once; None for as many as fit.
   """
 
-  tolerance: float = 0.0
-  max_iterations: int = 32
+  name: ClassVar[str] = 'associative_scan'
   jacobian: str | None = None
   window: int | None = None
 
   def __post_init__(self):
-    settings.within(self.tolerance, 'tolerance', least=0, most=1)
-    settings.positive(self.max_iterations, 'max_iterations')
     if self.jacobian is not None:
       settings.choice(self.jacobian, ('exact', 'diagonal'), 'jacobian')
     if self.window is not None:
@@ -87,6 +79,7 @@ class Scan:
       2^20 numbers: less to compile, for up to 5 MiB more.
   """
 
+  name: ClassVar[str] = 'scan'
   keep: str | None = None
   chunk: int | None = None
 
@@ -125,6 +118,7 @@ class Pallas:
       gradient, and so does keep='carries'.
   """
 
+  name: ClassVar[str] = 'pallas'
   keep: str = 'gates'
   wavefront: bool = True
 
@@ -132,13 +126,6 @@ class Pallas:
     settings.choice(self.keep, ('carries', 'gates'), 'keep')
     settings.boolean(self.wavefront, 'wavefront')
 
-
-# Paths with settings, by name.
-_WITH_SETTINGS = {
-    'scan': Scan,
-    'associative_scan': AssociativeScan,
-    'pallas': Pallas,
-}
 
 # A path by its name, or with settings.
 Path = str | AssociativeScan | Scan | Pallas
@@ -149,10 +136,7 @@ IMPLEMENTATIONS = ('scan', 'associative_scan', 'pallas')
 
 def name_of(path: Path) -> str:
   """Returns the name of a path, which may have settings."""
-  for name, settings_class in _WITH_SETTINGS.items():
-    if isinstance(path, settings_class):
-      return name
-  return str(path)
+  return path if isinstance(path, str) else path.name
 
 
 def check_known(shape: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from rnnzoo.engines import selection
 from rnnzoo.engines.scan import loop as scan_loop
 from rnnzoo.engines.scan import steps as scan_steps
 from rnnzoo.engines.time import errors as newton_errors
+from rnnzoo.engines.time import newton
 from rnnzoo.engines.time import path as newton_path
 from rnnzoo.engines.time import plan as newton_plan
 from rnnzoo.layers import recurrent
@@ -32,8 +33,8 @@ class Verification:
 
   Attributes:
     least_iterations: K*, the least number of iterations whose trajectory
-      equals 'scan', within 1e-4 of each feature's scale; None where
-      `max_iterations` are too few.
+      equals 'scan', within 1e-4 of each feature's scale; None where 32 are too
+      few.
     iterations: iterations that the path took, the most of any window.
     sensitivity: largest error that one rounding error in each step makes, in
       the carry's scale.
@@ -149,7 +150,7 @@ def _verify(plan, operands) -> Verification:
   difference = functools.partial(jax.jit(_difference), wanted, scales)
   _, found, report = run(operands)
   least = None
-  for count in range(plan.settings.max_iterations + 1):
+  for count in range(newton.MOST_ITERATIONS + 1):
     _, found_so_far, bare = run(operands, jnp.int32(count))
     if difference(found_so_far) <= 1e-4:
       least = count

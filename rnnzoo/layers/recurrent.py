@@ -70,6 +70,25 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       initial carry is learned; empty where it is zero.
   """
 
+  def __init_subclass__(cls, **arguments):
+    super().__init_subclass__(**arguments)
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def named(self, *given, **options):
+      try:
+        init(self, *given, **options)
+      except TypeError as error:
+        if 'RecurrentLayer.__init__() got multiple values' not in str(error):
+          raise
+        name = str(error).split()[-1]
+        raise TypeError(
+            f'{cls.__name__} sets {name} itself; leaving it out would work, or'
+            ' an rnnzoo.RecurrentLayer of the cell, which takes it.'
+        ) from error
+
+    cls.__init__ = named  # type: ignore[method-assign]
+
   def __init__(
       self,
       cell: cell_lib.Cell,

@@ -135,11 +135,7 @@ class Block(nnx.Module):
     self.layer = sequence_layer.make(
         make_layer, features, features, rngs, {}, 'make_layer'
     )
-    if bidirectional.is_inside(self.layer):
-      raise ValueError(
-          'a layer of a language model must not read backwards, where it sees'
-          f' the tokens to predict; got {type(self.layer).__name__}'
-      )
+    check_forwards(self.layer)
     if self.layer.out_features != features:
       raise ValueError(
           f'a layer of a block must have {features} features, as many as the'
@@ -340,31 +336,26 @@ class LanguageModel(nnx.Module):
           f' arrays of shapes {wanted}; got {given}.'
       )
 
-  def step(
-      self, carry: Any, tokens: Array, *, reset: Array | None = None
-  ) -> tuple[Any, Array]:
+  def step(self, carry: Any, tokens: Array) -> tuple[Any, Array]:
     """Returns the carry after one token of each text, and logits [..., V].
 
     Args:
       carry: result of `initial_carry`, `unroll` or the last step.
       tokens: int [...].
-      reset: bool [...]; where true, a text begins anew with this token.
     """
     tokens = checks.tokens(tokens, self.embedding.num_embeddings, axes='[...]')
-    reset = checks.flags(reset, tokens.shape, 'reset')
-    if reset is not None and carry is not None:
-      carry = jax.tree.map(
-          lambda first, c: jnp.where(
-              reset.reshape(*reset.shape, *[1] * (c.ndim - reset.ndim)),
-              first,
-              c,
-          ),
-          self.initial_carry(tokens.shape),
-          carry,
-      )
     carry, logits = self.unroll(tokens[..., None], initial_carry=carry)
     return carry, logits[..., 0, :]
 
   def __call__(self, tokens: Array, *, rngs: nnx.Rngs | None = None) -> Array:
     """Returns logits [..., T, V] of tokens int [..., T], from their start."""
     return self.unroll(tokens, rngs=rngs)[1]
+
+
+def check_forwards(layer: sequence_layer.SequenceLayer) -> None:
+  """Raises ValueError for a layer, or a stack, that reads backwards."""
+  if bidirectional.is_inside(layer):
+    raise ValueError(
+        'a layer of a language model must not read backwards, where it sees'
+        f' the tokens to predict; got {type(layer).__name__}'
+    )

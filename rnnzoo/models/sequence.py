@@ -157,8 +157,6 @@ class SequenceModel(nnx.Module):
   def initial_carry(self, batch_shape: tuple[int, ...] = ()) -> Any:
     """Returns the start of a sequence: the backbone's own carry.
 
-    With the mean of outputs it is (that carry, their sum, their number).
-
     Args:
       batch_shape: leading axes of x, before time.
 
@@ -166,15 +164,7 @@ class SequenceModel(nnx.Module):
       NotImplementedError: the model cannot take steps; see `step`.
     """
     self._check_steps()
-    carry = self.backbone.initial_carry(batch_shape)
-    if self.pooling == 'last':
-      return carry
-    # As wide as the memory.
-    dtype = functools.reduce(
-        promotion.both, [c.dtype for c in jax.tree.leaves(carry)]
-    )
-    total = jnp.zeros((*batch_shape, self.backbone.out_features), dtype)
-    return carry, total, jnp.zeros(batch_shape, jnp.int32)
+    return self.backbone.initial_carry(batch_shape)
 
   def step(
       self, carry: Any, x: Array, *, reset: Array | None = None
@@ -193,42 +183,27 @@ class SequenceModel(nnx.Module):
       The carry, and the answer [..., out_features].
 
     Raises:
-      NotImplementedError: the backbone reads backwards as well.
+      NotImplementedError: the backbone reads backwards as well, or the answer
+        reads the mean of all outputs.
       ValueError: an argument has the wrong shape or dtype.
     """
     self._check_steps()
-    is_of_tokens = hasattr(self, 'embedding')
-    past: Any = None
-    if self.pooling == 'mean':
-      if carry is None:
-        batch_shape = jnp.shape(x) if is_of_tokens else jnp.shape(x)[:-1]
-        carry = self.initial_carry(batch_shape)
-      if not isinstance(carry, tuple) or len(carry) != 3:
-        raise ValueError(
-            "With pooling='mean' a carry has three parts, as initial_carry"
-            f' returns them; got {type(carry).__name__}.'
-        )
-      carry, *past = carry
-    if is_of_tokens:
+    if hasattr(self, 'embedding'):
       x = checks.tokens(x, self.embedding.num_embeddings, axes='[...]')
       x = self._embed(x[..., None])[..., 0, :]
     if carry is None:
       carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
     carry, y = self.backbone.step(carry, x, reset=reset)
-    if past is not None:
-      total, count = past
-      if reset is not None:
-        restarts = jnp.asarray(reset)
-        total = jnp.where(restarts[..., None], 0, total)
-        count = jnp.where(restarts, 0, count)
-      total, count = total + y.astype(total.dtype), count + 1
-      carry = carry, total, count
-      y = (total / count[..., None].astype(total.dtype)).astype(y.dtype)
     with jax.named_scope('logits'):
       return carry, self.head(y)
 
   def _check_steps(self) -> None:
-    """Raises NotImplementedError where a step needs later ones."""
+    """Raises NotImplementedError where a step needs other ones."""
+    if self.pooling == 'mean':
+      raise NotImplementedError(
+          f"{type(self).__name__} with pooling='mean' cannot take single steps;"
+          " pooling='last' would work."
+      )
     if bidirectional.is_inside(self.backbone):
       raise NotImplementedError(
           f'{type(self).__name__} cannot take single steps here: the backward'

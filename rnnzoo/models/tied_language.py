@@ -24,7 +24,6 @@ import jax.numpy as jnp
 
 from rnnzoo import checks
 from rnnzoo import settings
-from rnnzoo.layers import bidirectional
 from rnnzoo.layers import embedding
 from rnnzoo.layers import initializers
 from rnnzoo.layers import sequence_layer
@@ -111,11 +110,7 @@ class TiedLanguageModel(language.LanguageModel):
         share_dropout_over_time=True,
         rngs=rngs,
     )
-    if bidirectional.is_inside(self.stack):
-      raise ValueError(
-          'a layer of a language model must not read backwards, where it sees'
-          f' the tokens to predict; got {type(self.stack.layers[0]).__name__}'
-      )
+    language.check_forwards(self.stack)
     self.bias = nnx.Param(jnp.zeros(num_tokens))
     over_time = functools.partial(nnx.Dropout, broadcast_dims=(-2,))
     self.input_dropout = over_time(float(input_dropout_rate))

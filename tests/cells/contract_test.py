@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import rnnzoo
-from rnnzoo import contract
 
 
 def sum_of_gates(self, params, x_gates, h_gates, carry):
@@ -200,10 +199,6 @@ class ContractTest(parameterized.TestCase):
         ValueError, r"\['w'\] must be an nnx.Param.* Arr"
     ):
       layer(cell, cell_params={'w': jnp.ones(4)})
-
-  def test_declared_primitives_may_mix(self):
-    cell = make(update=of_gates(jnp.sort))()
-    contract.check(cell, {}, frozenset({'sort'}))
 
   def test_once(self):
     traces = []

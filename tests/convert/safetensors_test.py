@@ -51,7 +51,7 @@ class SafetensorsTest(absltest.TestCase):
     relu = functools.partial(rnnzoo.Elman, activation='relu')
     slstm = new(rnnzoo.SLSTM, num_heads=1)
     for saved, loaded, message in (
-        (new(rnnzoo.Elman), new(relu), 'module with .*tanh.*has .*relu'),
+        (new(rnnzoo.Elman), new(relu), 'module than .*tanh.*has .*relu'),
         (new(rnnzoo.LSTM), slstm, r'LSTMCell\(\).*has .*SLSTMCell'),
         (new(stack, residual=True), new(stack), 'residual = True'),
     ):
@@ -80,9 +80,9 @@ class SafetensorsTest(absltest.TestCase):
     convert.save_safetensors(layer, self.path)
     lstm = rnnzoo.LSTM(3, 4, rngs=nnx.Rngs(0))
     others = (
-        (make(5), r'shape \(3, 5\).* got \(3, 4\)'),
-        (make(4, param_dtype='bfloat16'), 'dtype bfloat16.* float32'),
-        (make(4, use_bias=False), r"GRU: .* no place for \['bias'\]\."),
+        (make(5), r'file has .*\(3, 4\).* module has .*\(3, 5\).* instead'),
+        (make(4, param_dtype='bfloat16'), 'float32.* module has .*bfloat16'),
+        (make(4, use_bias=False), r"GRU: .* \[\('bias', .* module has \[\] i"),
         (lstm, 'another module .* LSTM: the file'),
     )
     for other, message in others:
@@ -125,11 +125,6 @@ class SafetensorsTest(absltest.TestCase):
       convert.save_safetensors(layer, folder / 'missing' / 'layer')
     with self.assertRaisesRegex(ValueError, 'must be an nnx.Module'):
       convert.save_safetensors({'kernel': 1}, self.path)
-    for function in (convert.save_safetensors, convert.load_safetensors):
-      with self.assertRaisesRegex(ValueError, 'path must be .* got a GRU'):
-        function(str(self.path), layer)
-      with self.assertRaisesRegex(ValueError, 'path must be .* got an int'):
-        function(layer, 3)
 
   def test_refuses_wider_numbers(self):
     layer = rnnzoo.Elman(3, 4, rngs=nnx.Rngs(0))
@@ -138,7 +133,7 @@ class SafetensorsTest(absltest.TestCase):
     arrays['bias'] = arrays['bias'].astype(np.float64)
     metadata = {'format': 'rnnzoo', 'version': '1'}
     numpy_files.save_file(arrays, self.path, metadata=metadata)
-    with self.assertRaisesRegex(ValueError, 'bias .* float32 .* float64'):
+    with self.assertRaisesRegex(ValueError, 'bias.*float64.*float32'):
       convert.load_safetensors(layer, self.path)
 
   def test_keeps_shardings(self):

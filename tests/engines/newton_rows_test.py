@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rnnzoo
+from rnnzoo.engines.time import newton
 from rnnzoo.engines.time import plan as newton_plan
 from tests.testing import comparison
 from tests.testing import reference
@@ -192,7 +193,8 @@ class RowsTest(parameterized.TestCase):
   @pytest.mark.few(1)
   def test_one_row_does_not_converge(self, mapped):
     # Only rows of small inputs, or of the first layer, forget.
-    path = rnnzoo.AssociativeScan(max_iterations=1, jacobian='diagonal')
+    self.enter_context(mock.patch.object(newton, 'MOST_ITERATIONS', 1))
+    path = rnnzoo.AssociativeScan(jacobian='diagonal')
     runs, state = layers('GRU', [path, 'scan'], 16)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 1, 60, IN)))
     wild = jax.tree.map(lambda p: 5 * p, state)

@@ -302,15 +302,6 @@ class MarkovTest(parameterized.TestCase):
       self.assertAlmostEqual(float(normalised), float(score), places=4)
 
   @pytest.mark.slow
-  def test_one_beam_is_greedy(self):
-    given = self.step, self.table, jnp.zeros(4), 4
-    greedy = decoding.greedy(*given, max_length=7)
-    beam = decoding.beam_search(*given, max_length=7, num_beams=1)
-    np.testing.assert_array_equal(beam.tokens, greedy.tokens)
-    np.testing.assert_array_equal(beam.lengths, greedy.lengths)
-    np.testing.assert_allclose(beam.scores, greedy.scores, rtol=1e-5)
-
-  @pytest.mark.slow
   def test_the_loop_stops_at_the_end(self):
     # A chain that ends at once: one step, whatever the greatest length.
     table = np.zeros((2, 6, 6), np.float32)
@@ -321,7 +312,7 @@ class MarkovTest(parameterized.TestCase):
       jax.debug.callback(lambda: steps.append(1))
       return self.step(fixed, carry, tokens)
 
-    decoding.greedy(step, table, jnp.zeros(2), 2, max_length=50)
+    decoding.beam_search(step, table, jnp.zeros(2), 2, max_length=50)
     jax.effects_barrier()
     self.assertLen(steps, 1)
     decoding.beam_search(

@@ -50,6 +50,9 @@ Carry = cell_lib.Carry
 # more; one of `_LARGE` is where it falls no further and does no harm.
 _SMALL, _LARGE = 4, 64
 
+# Most affine scans of a window; if they do not suffice, its steps run in turn.
+MOST_ITERATIONS = 32
+
 # Starting here, each iteration runs the parts twice as often as the one before
 # it, up to `_MOST_RUNS`.
 _LATE, _MOST_RUNS = 1, 8
@@ -158,9 +161,8 @@ def solve(
     init_errors: Carry,
     guess: Carry,
     *,
-    max_iterations: int | Array,
     most_sensitive: float,
-    tolerance: float,
+    iterations: int | Array | None = None,
 ) -> tuple[Carry, Any, Report, Array]:
   """Iterates until the residual is rounding, or there is no hope for it.
 
@@ -169,10 +171,8 @@ def solve(
     init: the carry before the first step.
     init_errors: growth of rounding errors up to there.
     guess: the carries that parts of time end with, to begin with.
-    max_iterations: most affine scans.
     most_sensitive: the largest growth of rounding errors that is accepted.
-    tolerance: an error in the carry's scale that is small enough; 0 goes on to
-      rounding.
+    iterations: most affine scans; None for `MOST_ITERATIONS`.
 
   Returns:
     The carries before the steps; the growth of rounding errors after the last;
@@ -180,24 +180,20 @@ def solve(
   """
   eps = newton_errors.rounding(init)
   parts = problem.parts(init)
+  most = MOST_ITERATIONS if iterations is None else iterations
 
   def right(state):
     error = state.residual / eps * state.sensitivity
     small = state.residual <= _SMALL * eps
     small |= (state.residual <= _LARGE * eps) & (error <= most_sensitive)
-    if tolerance:
-      small |= error <= tolerance
     return small & jnp.isfinite(state.residual)
 
   def unfinished(state):
     falls = state.residual <= state.earlier / 2
-    if tolerance:
-      more = ~right(state)
-    else:
-      more = (state.residual > _SMALL * eps) & (falls | ~right(state))
+    more = (state.residual > _SMALL * eps) & (falls | ~right(state))
     # The growth of rounding errors is that near the trajectory.
     more |= state.earlier > _NEAR
-    more &= state.iterations < max_iterations
+    more &= state.iterations < most
     return more & jnp.isfinite(state.residual)
 
   def iterate(state):

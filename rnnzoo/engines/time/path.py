@@ -75,7 +75,7 @@ def unroll_with_report(
 def _unroll_with_report(
     plan: Plan, operands: Operands, iterations: Array | None
 ) -> tuple[Carry, Carry, Report]:
-  settings, bare = plan.settings, iterations is not None
+  bare = iterations is not None
   params, weights, x, kernel, carry, restart, reset, mask = operands
   steps = plan.steps
   cell, reverse = steps.cell, steps.call.reverse
@@ -87,7 +87,7 @@ def _unroll_with_report(
   # If rounding errors grow to more of the carry's scale, another order of
   # operations gives another trajectory, and path 1's is the one to be returned.
   accepted = 1e-4 if dtype == jnp.float32 else 1e-10
-  bound = jnp.inf if bare else max(settings.tolerance, accepted)
+  bound = jnp.inf if bare else accepted
 
   def body(carry, xs):
     x_gates, reset, mask = xs
@@ -133,11 +133,8 @@ def _unroll_with_report(
         init,
         errors,
         guess,
-        max_iterations=settings.max_iterations
-        if iterations is None
-        else iterations,
         most_sensitive=bound,
-        tolerance=settings.tolerance,
+        iterations=iterations,
     )
     if bare:
       is_trajectory = jnp.ones_like(is_trajectory)
