@@ -12,25 +12,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40585, 186),
-    'rnnzoo/benchmark': (3315, 16),
+    'rnnzoo': (40370, 186),
+    'rnnzoo/benchmark': (3325, 16),
     'rnnzoo/cells': (3385, 20),
-    'rnnzoo/command': (1080, 5),
-    'rnnzoo/convert': (2205, 11),
-    'rnnzoo/doors': (635, 3),
-    'rnnzoo/engines': (7690, 30),
-    'rnnzoo/inspect': (670, 4),
-    'rnnzoo/layers': (3945, 14),
-    'rnnzoo/models': (1685, 6),
+    'rnnzoo/command': (1090, 5),
+    'rnnzoo/convert': (2130, 11),
+    'rnnzoo/doors': (515, 3),
+    'rnnzoo/engines': (7665, 30),
+    'rnnzoo/inspect': (675, 4),
+    'rnnzoo/layers': (3965, 14),
+    'rnnzoo/models': (1645, 6),
     'rnnzoo/tasks': (8900, 48),
-    'rnnzoo/training': (5265, 22),
+    'rnnzoo/training': (5270, 22),
     'pallas_kernels': (17135, 63),
     'pallas_kernels/dense': (5300, 15),
     'pallas_kernels/mosaic': (2355, 13),
     'pallas_kernels/streaming': (2935, 9),
     'pallas_kernels/tiled': (4490, 16),
-    'tests': (34855, 177),
-    'benchmarks': (1830, 10),
+    'tests': (34810, 177),
+    'benchmarks': (1885, 10),
 }
 
 # The most lines of a file, and files that are still longer.

@@ -480,8 +480,21 @@ def unroll(
     NotImplementedError: the implementation named cannot run this cell, these
       options, sizes or dtypes, or not on this device or with this jax.
   """
-  # `locals()` is the arguments, as they were given.
-  carry, carries = unroll_carries(**locals(), outputs=1)
+  carry, carries = unroll_carries(
+      cell,
+      params,
+      x_gates,
+      recurrent_kernel,
+      carry,
+      reset=reset,
+      restart_carry=restart_carry,
+      mask=mask,
+      reverse=reverse,
+      recurrent_gradient_clip=recurrent_gradient_clip,
+      stop_recurrent_gradient=stop_recurrent_gradient,
+      implementation=implementation,
+      outputs=1,
+  )
   return carry, carries[0]
 
 

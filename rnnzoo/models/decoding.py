@@ -1,6 +1,6 @@
 """Decoding: the likely sequence of tokens, in one compiled loop.
 
-The search takes a function of one step and runs it in a `jax.lax.while_loop`,
+Both searches take a function of one step and run it in a `jax.lax.while_loop`,
 which stops as soon as every sequence of the batch has ended.
 
 Dimensions: B batch, K beams, V tokens of the vocabulary, L greatest length.
@@ -46,6 +46,61 @@ class Decoded(NamedTuple):
   scores: Array
 
 
+def check(max_length: Any, num_beams: Any, length_penalty: Any) -> None:
+  """Raises ValueError unless these are settings of a beam search."""
+  settings.positive(max_length, 'max_length')
+  settings.positive(num_beams, 'num_beams')
+  settings.within(length_penalty, 'length_penalty', least=0)
+
+
+def greedy(
+    step: Step, fixed: Any, carry: Any, batch: int, *, max_length: int
+) -> Decoded:
+  """Takes the most likely token in every step.
+
+  Args:
+    step: step of the model.
+    fixed: the step's first argument.
+    carry: carry before the first step.
+    batch: B.
+    max_length: L, where a sequence ends if it has not before.
+  """
+  settings.positive(max_length, 'max_length')
+
+  def proceed(state):
+    time, carry, last, ended, tokens, scores = state
+    carry, logits = step(fixed, carry, last)
+    with jax.named_scope('choice'):
+      log_probabilities = _log_probabilities(logits)
+      token = jnp.argmax(log_probabilities, axis=-1).astype(jnp.int32)
+      score = jnp.max(log_probabilities, axis=-1)
+      scores = jnp.where(ended, scores, scores + score)
+      ended = ended | (token == END)
+      tokens = tokens.at[:, time].set(jnp.where(ended, PAD, token))
+    return time + 1, carry, token, ended, tokens, scores
+
+  def goes_on(state):
+    return (state[0] < max_length) & ~jnp.all(state[3])
+
+  *_, tokens, scores = jax.lax.while_loop(
+      goes_on,
+      proceed,
+      (
+          jnp.zeros((), jnp.int32),
+          *devices.alike(
+              (
+                  carry,
+                  jnp.full(batch, START, jnp.int32),
+                  jnp.zeros(batch, bool),
+                  jnp.full((batch, max_length), PAD, jnp.int32),
+                  jnp.zeros(batch, jnp.float32),
+              )
+          ),
+      ),
+  )
+  return Decoded(tokens, _lengths(tokens), scores)
+
+
 def beam_search(
     step: Step,
     fixed: Any,
@@ -53,7 +108,7 @@ def beam_search(
     batch: int,
     *,
     max_length: int,
-    num_beams: int = 1,
+    num_beams: int,
     length_penalty: float = 0.0,
 ) -> Decoded:
   """Keeps the K best beginnings in every step.
@@ -67,17 +122,12 @@ def beam_search(
     carry: carry before the first step.
     batch: B.
     max_length: L, where a sequence ends if it has not before.
-    num_beams: K; 1 takes the most likely token in every step.
+    num_beams: K.
     length_penalty: sequences are compared by their score / length^penalty, the
       end counted; 0 compares log-likelihoods, which favours short ones. Not
       negative.
-
-  Raises:
-    ValueError: a setting is not valid.
   """
-  settings.positive(max_length, 'max_length')
-  settings.positive(num_beams, 'num_beams')
-  settings.within(length_penalty, 'length_penalty', least=0)
+  check(max_length, num_beams, length_penalty)
   repeat = lambda x: jnp.repeat(x, num_beams, axis=0)
   fixed, carry = jax.tree.map(repeat, (fixed, carry))
   rows = jnp.arange(batch)[:, None]

@@ -401,6 +401,7 @@ class Seq2Seq(nnx.Module):
       num_beams: width of beam search; 1 takes the most likely token each step.
       length_penalty: exponent for beams, see `rnnzoo.models.decoding`.
     """
+    decoding.check(max_length, num_beams, length_penalty)
 
     def search(given):
       lead = given[0].context.shape[:-1]
@@ -408,15 +409,16 @@ class Seq2Seq(nnx.Module):
       memory = jax.tree.map(
           lambda x: x.reshape(batch, *x.shape[len(lead) :]), given[0]
       )
-      found = decoding.beam_search(
-          self.step,
-          memory,
-          self.initial_carry(memory),
-          batch,
-          max_length=max_length,
-          num_beams=num_beams,
-          length_penalty=length_penalty,
-      )
+      start = self.step, memory, self.initial_carry(memory), batch
+      if num_beams == 1:
+        found = decoding.greedy(*start, max_length=max_length)
+      else:
+        found = decoding.beam_search(
+            *start,
+            max_length=max_length,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+        )
       return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
     split = (self.encode(source, lengths),)

@@ -88,8 +88,6 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       make(rnnzoo.LAYERS[layer], **options)
 
-<<<<<<< HEAD
-=======
   @parameterized.parameters(
       ('IndRNN', 'num_heads'),
       ('AGRU', 'cell_params'),
@@ -112,7 +110,6 @@ class ConstructorTest(parameterized.TestCase):
     with self.assertRaisesRegex(TypeError, message):
       make(rnnzoo.LAYERS[layer], **{option: 1})
 
->>>>>>> roomD
   def test_cell_params_of_another_size(self):
     message = r"\['b'\] must be \[\.\.\., 4\].*\(7,\)"
     layer = functools.partial(rnnzoo.RecurrentLayer, rnnzoo.ElmanCell())

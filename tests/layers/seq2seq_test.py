@@ -312,7 +312,7 @@ class MarkovTest(parameterized.TestCase):
       jax.debug.callback(lambda: steps.append(1))
       return self.step(fixed, carry, tokens)
 
-    decoding.beam_search(step, table, jnp.zeros(2), 2, max_length=50)
+    decoding.greedy(step, table, jnp.zeros(2), 2, max_length=50)
     jax.effects_barrier()
     self.assertLen(steps, 1)
     decoding.beam_search(
