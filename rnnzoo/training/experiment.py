@@ -5,6 +5,7 @@ found here, before any training, and told in one sentence.
 """
 
 from collections.abc import Mapping
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -247,6 +248,7 @@ def _check_program(
   """Raises ValueError if a step of training cannot be made or held."""
   key = jax.random.key(0)
   state = jax.eval_shape(program.init, key)
+  _check_memory(state)
   exclude = optimizer.weight_decay_exclude
   if optimizer.weight_decay and exclude:
     decays = jax.tree.leaves(optimization.decay_mask(exclude)(state.params))
@@ -313,6 +315,23 @@ def _check_same(config: ml_collections.ConfigDict, digest: str) -> None:
   compared = {k: v for k, v in here.items() if k not in elsewhere}
   processes.check_same(files.digest(compared), 'a config')
   processes.check_same(digest, 'data')
+
+
+def _check_memory(state: step.TrainState) -> None:
+  """Raises ValueError if the device cannot even hold the parameters."""
+  needed = sum(
+      leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+  )
+  stats = jax.local_devices()[0].memory_stats() or {}
+  there = stats.get(
+      'bytes_limit', os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+  )
+  if needed > there:
+    raise ValueError(
+        f'the parameters and the state of the optimizer take {needed:,} bytes,'
+        f' but the device has {there:,}; choose a smaller'
+        ' config.model.features or config.model.num_layers'
+    )
 
 
 def _changes(

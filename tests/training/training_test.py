@@ -8,6 +8,7 @@ import functools
 import importlib
 import io
 import json
+import os
 import pathlib
 from unittest import mock
 
@@ -458,6 +459,11 @@ class TrainAndEvaluateTest(parameterized.TestCase):
         self.prepare(config, self.config)
       # Those that the file has for several layers are nobody's mistake.
       training.prepare(config, str(self.workdir / field), 'sign', config)
+
+  def test_more_than_the_device_can_hold(self):
+    with mock.patch.object(os, 'sysconf', return_value=10):
+      with self.assertRaisesRegex(ValueError, 'the device has 100; .*features'):
+        self.prepare()
 
   def test_numbers_of_the_last_step_and_of_steps_that_were_not_skipped(self):
     self.config.optimizer.warmup_steps = 10
