@@ -163,9 +163,11 @@ def flags(given: Any, expected: tuple[int, ...], label: str) -> Array | None:
     return None
   given = array(given, label)
   if given.dtype != jnp.bool_ or given.shape != expected:
+    is_close = given.shape == expected
     raise ValueError(
         f'{label} must be a bool array of shape {expected}, got {given.dtype}'
-        f' of shape {given.shape}.'
+        f' of shape {given.shape}'
+        f'{f"; {label}.astype(bool) would be one" * is_close}.'
     )
   return given
 

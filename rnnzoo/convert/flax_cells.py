@@ -166,7 +166,8 @@ def _kind(cell: Any) -> tuple[type, str]:
   raise ValueError(
       'cell must be an nnx.SimpleCell without residual, or an nnx.GRUCell,'
       ' nnx.LSTMCell or nnx.OptimizedLSTMCell with gate_fn=nnx.sigmoid, got'
-      f' {type(cell).__qualname__} of {type(cell).__module__}.'
+      f' {type(cell).__qualname__} of {type(cell).__module__}'
+      f'{"; its .cell would work" * isinstance(cell, nnx.RNN)}.'
   )
 
 

@@ -177,7 +177,7 @@ class Stack(sequence_layer.SequenceLayer):
     if len(factories) != num_layers:
       raise ValueError(
           f'layer must be one factory or num_layers = {num_layers} of them, got'
-          f' {len(factories)}.'
+          f' {len(factories)}; num_layers={len(factories)} would work.'
       )
     layers: list[sequence_layer.SequenceLayer] = []
     norms: list[nnx.Module] = []

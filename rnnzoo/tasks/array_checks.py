@@ -108,7 +108,7 @@ def numbers(
     elif name.isidentifier() and _fits((*array.shape, 1), axes):
       hint = f'; {name}[..., None] gives it its one column'
     raise ValueError(
-        f'{rule}, with none of them 0; got {array.dtype} of shape {shape}{hint}'
+        f'{rule}, no axis of size 0; got {array.dtype} of shape {shape}{hint}'
     )
   return array
 

@@ -63,7 +63,7 @@ class ArrayChecksTest(parameterized.TestCase):
     self.assertEqual(take(ARRAY[..., None] > 0, kinds='b').dtype, bool)
 
   @parameterized.parameters(
-      (ARRAY, r'\[B, T, 1\] as in t, with none of .*; got uint8 .*\[2, 3\];'),
+      (ARRAY, r'\[B, T, 1\] as in t, no axis of size 0; got uint8 .*\[2, 3\];'),
       (ARRAY, r'x\[..., None\] gives it its one column$'),
       (ARRAY[:, :1], r'x\[None\] makes a batch of one$'),
       (np.ones((2, 0, 1)), r'shape \[2, 0, 1\]$'),
@@ -124,7 +124,7 @@ class ArrayChecksTest(parameterized.TestCase):
       (TOKENS * 1.0, 'got float64'),
       (TOKENS > 1, 'got bool'),
       (TOKENS[0], r'got uint8 of shape \[2\]; inputs\[None\] makes'),
-      (TOKENS[:0], r'none of them 0; got uint8 of shape \[0, 2\]'),
+      (TOKENS[:0], r'no axis of size 0; got uint8 of shape \[0, 2\]'),
       (TOKENS + 1, 'from 0 to 4, got 1 to 5'),
       (TOKENS.astype(int) - 1, 'got -1 to 3'),
   )

@@ -335,7 +335,8 @@ class Forecasting(protocol.ConfigTask):
           "inputs of forecasts have no 'lengths'; give y [B, T] with NaN before"
           ' a series that is shorter'
       )
-    given = array_checks.by_name(inputs, ('y', 'x', 'start'), ('y',))
+    names = ('y', 'start') + ('x',) * (len(self._scales[0]) > 0)
+    given = array_checks.by_name(inputs, names, ('y',))
     y = _rounded(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
     if not (~np.isnan(y)).any(1).all():
       raise ValueError('y must have a known step in each row')
