@@ -118,7 +118,7 @@ def read(path: pathlib.Path) -> Run:
         f'{path} holds no finished run: it has no report.json'
     )
   run_directory.read(path)
-  report = files.read_json(file, 'experiment', 'dataset', 'test', 'seeds')
+  report = files.read_signed(file)
   results = [
       report_lib.read_result(path, seed['seed'], report['dataset'])
       for seed in report['seeds']

@@ -119,7 +119,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             if path.is_file()
         },
     }
-    files.write_json(target / MANIFEST, manifest)
+    files.write_json(target / MANIFEST, files.signed(manifest))
     # One more than is needed, should the last one be damaged.
     for old in self._epochs()[2:]:
       shutil.rmtree(self.directory / str(old))
@@ -254,7 +254,7 @@ def _stored(path: pathlib.Path) -> dict[str, Any]:
 
 def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
   """Raises ForeignError unless a checkpoint is ours, ValueError if damaged."""
-  manifest = files.read_json(path / MANIFEST, 'version', 'epoch', 'files')
+  manifest = files.read_signed(path / MANIFEST)
   if manifest['version'] != VERSION:
     raise ForeignError(
         f'the checkpoint {path} is of version {manifest["version"]}, but this'

@@ -40,11 +40,13 @@ def describe_error(error: BaseException) -> str:
   chain = [error]
   while inner := chain[-1].__cause__ or chain[-1].__context__:
     chain.append(inner)
-  frames = [f for e in chain for f in traceback.extract_tb(e.__traceback__)]
-  own = [f for f in frames if not f.filename.startswith(libraries)]
-  where = f' ({own[-1].filename}, line {own[-1].lineno})' if own else ''
   # ml_collections tells a TypeError with its trace, others with all fields.
-  found = chain[-1] if own or isinstance(chain[-1], TypeError) else error
+  found, where = chain[-1] if isinstance(chain[-1], TypeError) else error, ''
+  for one in reversed(chain):  # The last one of the config's own.
+    frames = traceback.extract_tb(one.__traceback__)
+    for frame in frames:
+      if not frame.filename.startswith(libraries):
+        found, where = one, f' ({frame.filename}, line {frame.lineno})'
   text = str(found).partition(' Other fields present:')[0]
   return (
       f'the config{where}, or a flag --config.<field>=<value>, cannot be read:'

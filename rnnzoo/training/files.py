@@ -80,18 +80,30 @@ def digest(content: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(path: pathlib.Path, *entries: str) -> dict[str, Any]:
-  """Returns the content of a JSON file: a dict that has these entries."""
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a file's content with its digest at the end."""
+  return {**content, 'digest': digest(content)}
+
+
+def read_signed(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content that `signed` got, from a JSON file."""
+  content = read_json(path)
+  wanted = content.pop('digest', None)
+  if digest(content) != wanted:
+    raise RunFileError(
+        f'{path} is damaged: it was changed; put back what the run wrote'
+    )
+  return content
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the content of a JSON file, which is a dict."""
   try:
-    content = json.loads(path.read_text(encoding='utf-8'))
-  except (ValueError, RecursionError) as error:
+    return dict(json.loads(path.read_text(encoding='utf-8')))
+  except (ValueError, TypeError, RecursionError) as error:
     raise RunFileError(
         f'{path} is damaged: it is not the JSON that was written ({error})'
     ) from error
-  there = content if isinstance(content, dict) else {}
-  if lacks := [name for name in entries if name not in there]:
-    raise RunFileError(f'{path} is damaged: it has no {", ".join(lacks)}')
-  return content
 
 
 def write_csv(

@@ -176,9 +176,10 @@ def train_and_evaluate(experiment: experiments.Experiment) -> dict[str, Any]:
   own = task.report(
       results, functools.partial(trained_lib.best_model, experiment)
   )
-  report = report_lib.summarize(
+  summary = report_lib.summarize(
       experiment.name, experiment.changed, results, metrics, own.numbers
   )
+  report = files.signed(summary)
   processes.from_first(
       lambda: report_lib.write_report(
           workdir, report, results, metrics, own.files
@@ -301,7 +302,9 @@ def _finish(
       'history': run.history,
   }
   path = experiment.workdir / f'seed_{seed}' / 'result.json'
-  files.write_json(path, result)
+  files.write_json(path, files.signed(result))
+  # It may be lost if this process trained no epoch.
+  files.write_csv(path.with_name('metrics.csv'), task.dataset, run.history)
 
 
 def _record(

@@ -61,8 +61,6 @@ def plot_curves(
 
 # In result.json, and not in report.json.
 _IN_RESULTS_ALONE = ('config', 'data', 'history')
-# In result.json, beside what a seed's owner says: what reports are made of.
-_USED = ('test', 'num_epochs', 'num_parameters', 'history')
 
 
 def read_result(
@@ -72,7 +70,7 @@ def read_result(
   path = directory / f'seed_{seed}' / 'result.json'
   wanted = run_directory.owner(directory, seed) | {'dataset': dataset}
   try:
-    result = files.read_json(path, *_USED)
+    result = files.read_signed(path)
     if {name: result.get(name) for name in wanted} != wanted:
       raise files.RunFileError(
           f'{path} is not the result of seed {seed} of this run on {dataset}'

@@ -36,9 +36,6 @@ NOT_COMPARED = (
     'num_devices',
 )
 
-# Entries of run.json.
-_OF_RUN = ('dataset', 'described', 'data_digest', 'config_digest', 'taken')
-
 # Fields that only say how a trained model is tested, or samples, by the tasks
 # that have them; none for all tasks. In a test of a run that is there, they may
 # have other values.
@@ -130,7 +127,7 @@ def _check_free(path: pathlib.Path, lacks: str) -> None:
   if lacks == 'run.json':
     names.append('config.json')
   else:  # A process may have been killed before it wrote the rest.
-    files.read_json(path / 'run.json', *_OF_RUN)
+    files.read_signed(path / 'run.json')
   there = [path / name for name in names if (path / name).exists()]
   if found := _outcomes(path) + there:
     raise ValueError(
@@ -160,13 +157,13 @@ def _write(
       'flax': flax.__version__,
       'device': jax.devices()[0].device_kind,
   }
-  files.write_json(path / 'run.json', run)
+  files.write_json(path / 'run.json', files.signed(run))
   files.write_json(path / 'config.json', config)
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
   """Returns the seed and the digest of run.json, which checkpoints name."""
-  run = files.read_json(path / 'run.json', *_OF_RUN)
+  run = files.read_signed(path / 'run.json')
   return {'seed': seed, 'run': files.digest(run)}
 
 
@@ -216,7 +213,7 @@ def _change_epochs(
   """
   seeds, num_epochs = sorted(path.glob('seed_*')), content['num_epochs']
   results = {
-      seed: files.read_json(seed / 'result.json', 'num_epochs', 'stopped')
+      seed: files.read_signed(seed / 'result.json')
       for seed in seeds
       if (seed / 'result.json').is_file()
   }
@@ -262,10 +259,10 @@ def check_same(
   `dataset` is the name of the data set; None is not compared. Fields that only
   say how models are tested may differ for the mode 'evaluate'.
   """
-  there = flatten(files.read_json(path / 'config.json', 'task'))
+  there = flatten(files.read_json(path / 'config.json'))
   here = flatten(as_json(config))
   if dataset is not None:
-    run = files.read_json(path / 'run.json', *_OF_RUN)
+    run = files.read_signed(path / 'run.json')
     there['dataset'] = run['dataset']
     here['dataset'] = dataset
   ignored = set(NOT_COMPARED)
@@ -309,8 +306,8 @@ def read(
   for name in ('config.json', 'run.json'):
     if not (path / name).is_file():
       raise FileNotFoundError(f'{path} holds no run: it has no {name}')
-  run = files.read_json(path / 'run.json', *_OF_RUN)
-  config = files.read_json(path / 'config.json', 'task')
+  run = files.read_signed(path / 'run.json')
+  config = files.read_json(path / 'config.json')
   if files.digest(_compared(config)) != run['config_digest']:
     raise files.RunFileError(
         f'{path}/config.json is damaged: it was changed; put back what the run'

@@ -46,7 +46,7 @@ def write(
     }
     path = directory / f'seed_{seed}'
     path.mkdir()
-    files.write_json(path / 'result.json', result)
+    files.write_json(path / 'result.json', files.signed(result))
     results.append(report_lib.of_seed(result))
   report = {
       'experiment': experiment,
@@ -57,4 +57,4 @@ def write(
       'seeds': results,
       **more,
   }
-  files.write_json(directory / 'report.json', report)
+  files.write_json(directory / 'report.json', files.signed(report))

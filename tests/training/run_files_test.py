@@ -218,12 +218,6 @@ class DamagedFilesTest(RunFilesTestCase):
     ]
     names = [name for name in self.names() if name not in inner]
     self.assertNotEmpty(inner)
-    # Nothing tells that a number in a result is another.
-    result = 'seed_0/result.json'
-    names.remove(result)
-    self.check_damages(
-        [result], [name for name in DAMAGES if name != 'flipped']
-    )
     self.check_damages(names, DAMAGES)
     self.check_damages(inner, ('deleted', 'flipped', 'longer'))
 
@@ -317,12 +311,12 @@ class CheckpointsTest(RunFilesTestCase):
     shutil.copytree(self.workdir / 'seed_0', self.workdir / 'seed_1')
     experiment = self.experiment._replace(workdir=self.workdir)
     run = self.workdir / 'run.json'
-    changed = run.read_text().replace('"jax": "', '"jax": "9')
-    for seed, content, message in (
-        (1, run.read_text(), 'of seed 0, not 1'),
-        (0, changed, 'of a run with another run.json'),
+    content = files.read_signed(run)
+    for seed, jax_version, message in (
+        (1, content['jax'], 'of seed 0, not 1'),
+        (0, '0.1', 'of a run with another run.json'),
     ):
-      run.write_text(content)
+      files.write_json(run, files.signed(content | {'jax': jax_version}))
       with self.assertRaisesRegex(training.RunFileError, 'not the result of'):
         report.read_result(self.workdir, seed, 'made up')
       with self.assertRaisesRegex(training.RunFileError, message):
@@ -547,7 +541,7 @@ class RunDirectoryTest(RunFilesTestCase):
     for name, message in {
         'config.json': 'holds config.json, but no run.json',
         'report.json': 'holds report.json, but no run.json',
-        'run.json': 'run.json is damaged: it has no dataset, described',
+        'run.json': 'run.json is damaged: it was changed',
     }.items():
       path = self.workdir / name
       path.write_text('{"mine": 1}')

@@ -235,6 +235,11 @@ class ErrorsTest(absltest.TestCase):
     cases = {
         'syntax': ('def get_config(:\n', 'SyntaxError: .*syntax.py, line 1'),
         'raises': (f'{begin}1 / 0\n', 'raises.py, line 2., .*: ZeroDiv'),
+        'handled': (
+            f'{begin}try:\n    1 / 0\n  except ZeroDivisionError:\n'
+            '    raise ValueError("mine")\n',
+            'handled.py, line 5., .*: ValueError: mine',
+        ),
         'file': ('open("/no/where")\n', "'/no/where'"),
         'beside': ('import typo\n', "beside.py, line 1., .*No module .*'typo'"),
         'argument': ('def get_config(x):\n  pass\n', 'TypeError: get_config'),
@@ -282,7 +287,7 @@ class ErrorsTest(absltest.TestCase):
         '--seed=9': "flag 'seed'",
         '--flagfile=/no/where': 'flagfile.*/no/where',
         '--config.model.options.GRUU.a=3': 'cannot be read: .*GRUU',
-        '--config.data.manual_dir=/no/where': 'directory /no/where does not ex',
+        '--config.data.manual_dir=/no/where': '/no/where lacks train-images-',
     }
     runs = [((given, flag), message) for flag, message in cases.items()]
     runs += [

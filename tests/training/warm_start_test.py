@@ -215,7 +215,7 @@ class EpochsTest(made_up_runs.RunsTestCase):
     (path / f'checkpoints/{num_epochs}/manifest.json').touch()
     content = {'stopped': stopped, 'num_epochs': num_epochs}
     content |= run_directory.owner(self.workdir / 'run', seed)
-    files.write_json(path / 'result.json', content)
+    files.write_json(path / 'result.json', files.signed(content))
 
   def test_refused(self):
     cosine = {'optimizer.schedule': 'cosine'}
