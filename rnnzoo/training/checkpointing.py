@@ -10,7 +10,7 @@ Several processes write a checkpoint together: orbax shares the arrays out among
 them. The first one alone does the rest.
 
 The last two are kept. A checkpoint has orbax's files and a manifest.json, with
-the version of its contents, its owner (run.json and seed) and the digest of
+the version of its contents, its owner (config, data and seed) and the digest of
 each file. It is written last and read first: orbax never sees a file that has
 changed.
 """
@@ -33,7 +33,7 @@ from rnnzoo.training import files
 from rnnzoo.training import processes
 
 # Whoever changes the contents of a checkpoint, or their meaning, counts up.
-VERSION = 4
+VERSION = 3
 
 MANIFEST = 'manifest.json'
 
@@ -54,7 +54,7 @@ class Checkpoints(contextlib.AbstractContextManager):
   """The checkpoints of one seed. Use as a context manager.
 
   `directory`, which need not exist, has one subdirectory an epoch. `owner` has
-  entries of their manifests: the seed and the digest of run.json.
+  entries of their manifests: the digests of config and data, and the seed.
   """
 
   def __init__(
@@ -263,12 +263,13 @@ def _check(path: pathlib.Path, owner: Mapping[str, Any]) -> None:
     )
   for name, value in owner.items():
     if manifest.get(name) != value:
-      whose = 'a run with another run.json'
-      if name == 'seed':
-        whose = f'seed {manifest.get(name)}, not {value}'
+      whose = {
+          'seed': f'seed {manifest.get(name)}, not {value}',
+          'config': 'a run with another config',
+      }.get(name, 'a run on other data')
       raise ForeignError(
-          f'the checkpoint {path} is of {whose}; put back what was there, or'
-          ' move it away, and this seed begins anew'
+          f'the checkpoint {path} is of {whose}; move it away, and this seed'
+          ' begins anew'
       )
   if manifest['epoch'] != int(path.name):
     raise ValueError(f'it is that of epoch {manifest["epoch"]}')

@@ -162,9 +162,10 @@ def _write(
 
 
 def owner(path: pathlib.Path, seed: int) -> dict[str, Any]:
-  """Returns the seed and the digest of run.json, which checkpoints name."""
+  """Returns the digests and the seed that a seed's checkpoints name."""
   run = files.read_signed(path / 'run.json')
-  return {'seed': seed, 'run': files.digest(run)}
+  digests = {'config': run['config_digest'], 'data': run['data_digest']}
+  return {'seed': seed, **digests}
 
 
 def checkpoints(path: pathlib.Path, seed: int) -> checkpointing.Checkpoints:
