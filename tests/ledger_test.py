@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40370, 186),
+    'rnnzoo': (40405, 186),
     'rnnzoo/benchmark': (3325, 16),
     'rnnzoo/cells': (3385, 20),
     'rnnzoo/command': (1090, 5),
@@ -22,14 +22,14 @@ PLACES = {
     'rnnzoo/inspect': (675, 4),
     'rnnzoo/layers': (3965, 14),
     'rnnzoo/models': (1645, 6),
-    'rnnzoo/tasks': (8900, 48),
-    'rnnzoo/training': (5270, 22),
+    'rnnzoo/tasks': (8905, 48),
+    'rnnzoo/training': (5300, 22),
     'pallas_kernels': (17135, 63),
     'pallas_kernels/dense': (5300, 15),
     'pallas_kernels/mosaic': (2355, 13),
     'pallas_kernels/streaming': (2935, 9),
     'pallas_kernels/tiled': (4490, 16),
-    'tests': (34810, 177),
+    'tests': (34820, 177),
     'benchmarks': (1885, 10),
 }
 
