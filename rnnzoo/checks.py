@@ -241,7 +241,7 @@ def known(given: Any, label: str) -> None:
 
 
 def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
-  """Returns `given` as an integer array of this shape, or raises ValueError.
+  """Returns `given` as an int32 array of this shape, or raises ValueError.
 
   Values can be checked where they are known, outside of `jax.jit`. Inside, one
   above T counts as T and one below 0 as 0.
@@ -260,14 +260,20 @@ def lengths(given: Any, expected: tuple[int, ...], time: int) -> Array | None:
         f' {given.dtype} of shape {given.shape}.'
     )
   _values_within(given, 'seq_lengths', 0, time, 'the number of steps, ')
-  return given
+  return _as_int32(given)
+
+
+def _as_int32(x: Array) -> Array:
+  """Returns integers as int32, and those beyond its range as its ends."""
+  if x.dtype.itemsize >= 4 and x.dtype != jnp.int32:
+    least = max(jnp.iinfo(x.dtype).min, -(2**31))
+    x = jnp.clip(x, x.dtype.type(least), x.dtype.type(2**31 - 1))
+  return x.astype(jnp.int32)
 
 
 def last_step(seq_lengths: Any, time: int) -> Array:
   """Returns the index of each sequence's last valid step, 0 without one."""
-  low, high = jnp.int32(1), jnp.int32(time)
-  # Before 1 is subtracted: 0 - 1 wraps around where there is no sign.
-  return jnp.clip(jnp.asarray(seq_lengths), low, high) - 1
+  return jnp.clip(_as_int32(jnp.asarray(seq_lengths)), 1, time) - 1
 
 
 def floating(dtype: Any, label: str) -> None:

@@ -127,6 +127,17 @@ class SeqLengthsTest(parameterized.TestCase):
         model(steps, seq_lengths=lengths),
     )
 
+  def test_lengths_of_other_dtypes(self):
+    layer = rnnzoo.MinGRU(IN, FEATURES, rngs=nnx.Rngs(0))
+    model = models.SequenceModel(layer, 1, rngs=nnx.Rngs(0))
+    run = jax.jit(lambda lengths: model(x[:1], seq_lengths=lengths))
+    whole = run(jnp.full(1, TIME, jnp.int32))
+    # Beyond int32 it counts as all steps, too.
+    found = run(jnp.full(1, 4_000_000_000, jnp.uint32))
+    np.testing.assert_array_equal(found, whole)
+    with jax.numpy_dtype_promotion('strict'):
+      jax.eval_shape(run, jnp.full(1, TIME, jnp.uint8))
+
 
 class MaskTest(parameterized.TestCase):
 

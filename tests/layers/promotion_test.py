@@ -69,10 +69,12 @@ class StrictDtypesTest(parameterized.TestCase):
     self.assertEqual(states.dtype, jnp.bfloat16)
 
   def test_linear_scan(self):
-    a = jnp.ones((BATCH, TIME, FEATURES), jnp.bfloat16)
-    with jax.numpy_dtype_promotion('strict'):
-      h = jax.eval_shape(rnnzoo.linear_scan, a, a)
-    self.assertEqual(h.dtype, jnp.bfloat16)
+    for way, dtype in (('scan', 'bfloat16'), ('associative_scan', 'complex64')):
+      a = jnp.ones((BATCH, TIME, FEATURES), dtype)
+      run = functools.partial(rnnzoo.linear_scan, implementation=way)
+      with jax.numpy_dtype_promotion('strict'):
+        h = jax.eval_shape(run, a, a)
+      self.assertEqual(h.dtype, dtype)
 
   @parameterized.product(
       make=(

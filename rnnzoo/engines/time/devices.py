@@ -153,7 +153,7 @@ def steps(time: int, over: Names) -> Array:
     time: T, the number of steps of this device.
     over: the mesh axes that time is over; none where time is whole.
   """
-  own = jnp.arange(time)
+  own = jnp.arange(time, dtype=jnp.int32)
   return lax.axis_index(over) * time + own if over else own
 
 

@@ -232,7 +232,7 @@ def _product(a2: Any, a1: Any) -> Any:
   is_lost = is_zero(product) & ~is_zero(a1) & ~is_zero(a2)
 
   def kept(x):
-    tiny: Any = jnp.finfo(x.dtype).tiny
+    tiny: Any = x.dtype.type(jnp.finfo(x.dtype).tiny)
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
       tiny = jnp.copysign(tiny, x)
     return jnp.where(is_lost, tiny, x)
