@@ -249,8 +249,8 @@ rnnzoo/layers/initializers.py tests/cells/cells_test.py
   - -bound, bound)
   + 0, bound)  @ Constrain or clips
 rnnzoo/checks.py tests/layers/stack_test.py
-  - low, high) - 1
-  + low, high)  @ Classifier
+  - 1, time) - 1
+  + 1, time)  @ Classifier
 rnnzoo/convert/torch_modules.py tests/cells/golden_test.py
   - bias, extra = bias_ih + bias_hh, None
   + bias, extra = bias_ih - bias_hh, None  @ test_agrees
