@@ -12,9 +12,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40405, 186),
+    'rnnzoo': (40415, 186),
     'rnnzoo/benchmark': (3325, 16),
-    'rnnzoo/cells': (3385, 20),
+    'rnnzoo/cells': (3390, 20),
     'rnnzoo/command': (1090, 5),
     'rnnzoo/convert': (2130, 11),
     'rnnzoo/doors': (515, 3),
@@ -29,7 +29,7 @@ PLACES = {
     'pallas_kernels/mosaic': (2355, 13),
     'pallas_kernels/streaming': (2935, 9),
     'pallas_kernels/tiled': (4490, 16),
-    'tests': (34820, 177),
+    'tests': (34835, 177),
     'benchmarks': (1885, 10),
 }
 
