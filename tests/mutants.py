@@ -344,8 +344,6 @@ rnnzoo/training/run_directory.py tests/training/training_test.py
 rnnzoo/training/run_directory.py tests/training/run_files_test.py
   - _outcomes(path) + there
   + there  @ must_be_put_back
-  - 'config.json').unlink(missing_ok=True)
-  + 'config.json')  @ killed_between
 rnnzoo/training/run_directory.py tests/training/warm_start_test.py
   - [seed / 'result.json' for seed in seeds]
   + []  @ of_so_many

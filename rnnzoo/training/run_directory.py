@@ -143,8 +143,6 @@ def _write(
     data: run_data.Data,
 ) -> None:
   """Writes the first files of a run."""
-  # A directory with a config is complete: it goes first and comes last.
-  (path / 'config.json').unlink(missing_ok=True)
   run = {
       'experiment': name,
       'dataset': data.dataset,
@@ -158,6 +156,7 @@ def _write(
       'device': jax.devices()[0].device_kind,
   }
   files.write_json(path / 'run.json', files.signed(run))
+  # It comes last: a directory that has both files is complete.
   files.write_json(path / 'config.json', config)
 
 
