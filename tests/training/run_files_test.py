@@ -398,6 +398,7 @@ class LostFilesTest(RunFilesTestCase):
   def test_what_is_lost_must_be_put_back(self):
     for name in ('run.json', 'config.json'):
       self.copy(tested=False)
+      (self.workdir / 'report.json').unlink()
       (self.workdir / name).unlink()
       with self.assertRaisesRegex(ValueError, f'{self.workdir}.*{name}'):
         self.open()
