@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40415, 186),
-    'rnnzoo/benchmark': (3325, 16),
+    'rnnzoo': (40445, 186),
+    'rnnzoo/benchmark': (3360, 16),
     'rnnzoo/cells': (3390, 20),
     'rnnzoo/command': (1090, 5),
     'rnnzoo/convert': (2130, 11),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import dataclasses
 import os
 import shutil
+import sys
 import time
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 import rnnzoo
 from rnnzoo import convert
+from rnnzoo.benchmark import timing
 from rnnzoo.convert import weights
 
 Parts = tuple[Callable[[Any], Any], list[Any]]
@@ -36,6 +38,30 @@ class _Results:
 
       torch.cuda.synchronize()
     return self
+
+
+def copy_gb_per_s(repeats: int) -> float | None:
+  """Returns the bytes that a large copy moves per second, on a GPU."""
+  if jax.default_backend() != 'gpu':
+    return None
+  try:
+    import torch  # Slow to import, and often not there.
+
+    arrays = [torch.ones(2**28, device='cuda') for _ in range(2)]
+
+    def copies():
+      for _ in range(10):
+        arrays[0].copy_(arrays[1])
+      torch.cuda.synchronize()
+
+    (times,) = timing.interleave([copies], repeats)
+    moved = 10 * sum(array.nbytes for array in arrays)
+    arrays.clear()
+    torch.cuda.empty_cache()
+    return moved / times['ms'] / 1e6
+  except (ImportError, OSError, AssertionError, RuntimeError) as error:
+    print(f'no copy by torch: {error}', file=sys.stderr)
+    return None
 
 
 def program(

@@ -28,6 +28,7 @@ from absl import logging
 import jax
 
 from rnnzoo.benchmark import cases as cases_lib
+from rnnzoo.benchmark import peers_torch
 from rnnzoo.benchmark import report
 from rnnzoo.benchmark import suites
 from rnnzoo.benchmark import timing
@@ -168,10 +169,11 @@ def _new_result(repeats: int) -> dict[str, Any]:
   """Returns a result without rows."""
   # The name of the output says nothing about the result.
   options = [a for a in sys.argv[1:] if not a.startswith('--output')]
+  copy, torch_copy = timing.copy_bandwidth, peers_torch.copy_gb_per_s
   return {
       'suite': _SUITE.value,
       'command': shlex.join(['python', '-m', 'rnnzoo.benchmark', *options]),
       **timing.environment(),
-      'copy': timing.copy_bandwidth(repeats) if repeats else None,
+      'copy': copy(repeats, torch_copy(repeats)) if repeats else None,
       'rows': [],
   }

@@ -162,10 +162,8 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
         _in_basis, rngs.params, vectors, num_blocks, dtype=dtype
     )
     # B in the basis is V^H B.
-    b = (
-        draw(in_features, in_features)
-        * jnp.array([1, -1], dtype)[:, None, None]
-    )
+    signs = jnp.array([1, -1], dtype)[:, None, None]
+    b = draw(in_features, in_features) * signs
     c, more = draw(features, 2 * size), draw(features, 2 * size)
     c += jnp.stack([-more[1], more[0]])
     low, high = np.log(min_step), np.log(max_step)

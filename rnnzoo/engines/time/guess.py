@@ -145,9 +145,8 @@ def _by_parts(
     return *run(ends), earlier, runs + 1
 
   ends, change = run(guess)
-  earlier, runs = jnp.full_like(change, jnp.inf), jnp.ones_like(
-      change, jnp.int32
-  )
+  earlier = jnp.full_like(change, jnp.inf)
+  runs = jnp.ones_like(change, jnp.int32)
   ends, _, _, runs = lax.while_loop(
       unfinished, again, (ends, change, earlier, runs)
   )
