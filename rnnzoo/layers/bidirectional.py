@@ -231,8 +231,7 @@ class Bidirectional(sequence_layer.SequenceLayer):
     self.forward, self.backward = make(), make()
     self.in_features = in_features
     self.out_features = self.forward.out_features + self.backward.out_features
-    if self.forward.time_axis_name:
-      self.time_axis_name = self.forward.time_axis_name
+    self.time_axis_name = self.forward.time_axis_name
 
   @property
   def features(self) -> int:  # type: ignore[override]

@@ -52,11 +52,9 @@ class CellParameters(sequence_layer.SequenceLayer):
   """The parameters of `RecurrentLayer`, which documents them."""
 
   cell: cell_lib.Cell
-  # Only layers that have them set these: others keep the static part, and the
-  # checkpoints, that they always had.
-  state_features: Any = sequence_layer.OutFeatures()
-  input_map: Any = None
-  readout: Any = None
+  state_features: int
+  input_map: Any
+  readout: Any
   num_heads: int
   kernel: Any
   bias: nnx.Param | None

@@ -238,12 +238,6 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
           ' time whole. Shard the batch, or gather time by'
           ' jax.lax.all_gather(x, axis_name, axis=1, tiled=True).'
       )
-    if over:
-      # Else not set: such a layer keeps the static part, and the checkpoints,
-      # that it always had.
-      self.time_axis_name = over
-    if state_features is not None:
-      self.state_features = state_features
     if input_map is not None:
       own = initializers.lecun_normal, initializers.zeros
       if kernel_init is not own[0] or bias_init is not own[1]:
@@ -251,10 +245,11 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
             'kernel_init and bias_init are for W and b, which input_map'
             ' replaces; leaving them out would work.'
         )
-      self.input_map = input_map
-    if readout is not None:
-      self.readout = readout
     self.cell = cell
+    self.time_axis_name = over
+    self.state_features = state
+    self.input_map = input_map
+    self.readout = readout
     self._regularise(
         zoneout_rate, recurrent_dropout_rate, recurrent_dropout_per_step
     )

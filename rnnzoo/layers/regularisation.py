@@ -127,11 +127,9 @@ def drop(h: Array, mask: Array, rate: float) -> Array:
 class Regularised(parameters.CellParameters):
   """The options of `RecurrentLayer`, which documents them."""
 
-  # Set where they are given: other layers keep the static part, and the
-  # checkpoints, that they always had.
-  zoneout_rate: tuple[float, ...] | None = None
-  recurrent_dropout_rate: float | None = None
-  recurrent_dropout_per_step: bool = False
+  zoneout_rate: tuple[float, ...] | None
+  recurrent_dropout_rate: float | None
+  recurrent_dropout_per_step: bool
 
   def _regularise(self, zoneout: Any, dropout: Any, per_step: bool) -> None:
     """Checks both rates and keeps those that are not zero."""
@@ -144,12 +142,9 @@ class Regularised(parameters.CellParameters):
           f' recurrent kernel, and {type(self.cell).__name__} has none;'
           ' rnnzoo.Stack(..., dropout_rate=...) would work.'
       )
-    if any(rates):
-      self.zoneout_rate = rates
-    if dropout:
-      self.recurrent_dropout_rate = float(dropout)
-      if per_step:
-        self.recurrent_dropout_per_step = True
+    self.zoneout_rate = rates if any(rates) else None
+    self.recurrent_dropout_rate = float(dropout) or None
+    self.recurrent_dropout_per_step = per_step
     if any(rates) or dropout:
       self.deterministic: bool | None = None
 

@@ -106,10 +106,7 @@ class Stack(sequence_layer.SequenceLayer):
       default, leaves it to the `rngs` of each call.
   """
 
-  # Not set in `__init__`: a stack that was told nothing keeps the static part,
-  # and the checkpoints, that it always had.
   deterministic: bool | None = None
-  norm_first: bool = False
 
   def __init__(
       self,
@@ -205,13 +202,11 @@ class Stack(sequence_layer.SequenceLayer):
     self.norms = nnx.List(norms)
     self.in_features = in_features
     self.out_features = size
-    if layers[0].time_axis_name:
-      self.time_axis_name = layers[0].time_axis_name
+    self.time_axis_name = layers[0].time_axis_name
     self.dropout_rate = float(dropout_rate)
     self.share_dropout_over_time = share_dropout_over_time
     self.residual = residual
-    if norm_first:
-      self.norm_first = True
+    self.norm_first = norm_first
 
   @property
   def features(self) -> int:  # type: ignore[override]
