@@ -128,7 +128,7 @@ def _side_by_side(first, second, dtype) -> recurrent.RecurrentLayer:
     return jnp.broadcast_to(x[...], (*x.shape[:-1], first.out_features))
 
   both = nnx.clone(first)
-  both.out_features = 2 * first.out_features
+  both.out_features = both.state_features = 2 * first.out_features
   both.num_heads = 2 * first.num_heads
   both.kernel = join(first.kernel, second.kernel)
   if first.bias is not None:

@@ -300,7 +300,7 @@ class CellParameters(sequence_layer.SequenceLayer):
       layer: Any = nnx.merge(graphdef, kernel, rest)
       layer.time_axis_name = (*self.time_axis_name, *over[-2])
       if is_cut:
-        layer.out_features = layer.kernel.shape[-1]
+        layer.out_features = layer.state_features = layer.kernel.shape[-1]
         layer.recurrent_structure = None
         if has_kernel:
           layer.num_heads = layer.recurrent_kernel.shape[1]

@@ -35,10 +35,15 @@ PARTS = (
     'optimizer',
 )
 _MODULE = re.compile(r'^HloModule ([\w.-]+)', re.MULTILINE)
-_INSTRUCTION = re.compile(r'%?([\w.-]+) = .*metadata=\{[^}]*op_name="([^"]*)"')
+_INSTRUCTION = re.compile(r'^ *(?:ROOT )?%?([\w.-]+) = (.*)', re.MULTILINE)
+_SCOPE = re.compile(r'metadata=\{[^}]*op_name="([^"]*)"')
+_OPERAND = re.compile(r'%([\w.-]+)')
 _PART = re.compile(rf'\b({"|".join(PARTS)})\b')
 # Their events last as long as the events of the operators inside.
 _CONTROL = re.compile(r'(while|conditional|call)(\.\d+)*$')
+
+# In a CUDA graph a profiler does not see whose kernel it is.
+_NO_GRAPHS = {'xla_gpu_enable_command_buffer': ''}
 
 # Steps of a trace; a profiler keeps a limited number of events.
 NUM_STEPS = 5
@@ -68,21 +73,25 @@ def read(
     The operators; the microseconds from the start of the first to the end of
     the last; and the microseconds in which no operator ran.
   """
-  found = sorted(
+  traces = sorted(
       directory.rglob('*.trace.json.gz'), key=lambda path: path.stat().st_mtime
   )
-  if not found:
+  if not traces:
     raise ValueError(f'{directory} holds no *.trace.json.gz of a profiler')
-  with gzip.open(found[-1]) as file:
+  with gzip.open(traces[-1]) as file:
     events = list(_of_operators(json.load(file)['traceEvents']))
   if not events:
-    raise ValueError(f'{found[-1]} has no operator of a compiled program')
+    raise ValueError(f'{traces[-1]} has no operator of a compiled program')
   _, *modules = _MODULE.split(program_text)
-  scopes = {
-      (name, instruction): scope
-      for name, text in zip(modules[::2], modules[1::2], strict=True)
-      for instruction, scope in _INSTRUCTION.findall(text)
-  }
+  scopes: dict[tuple[str, str], str] = {}
+  for name, text in zip(modules[::2], modules[1::2], strict=True):
+    for instruction, rest in _INSTRUCTION.findall(text):
+      # One that XLA made without a scope is of the part that it reads.
+      read = (scopes.get((name, x), '') for x in _OPERAND.findall(rest))
+      found = _SCOPE.search(rest)
+      scopes[name, instruction] = (
+          found[1] if found else next(filter(None, read), '')
+      )
   times = collections.defaultdict(list)
   for event in events:
     args = event.get('args', {})
@@ -143,12 +152,15 @@ def profile(experiment: experiments.Experiment) -> str:
   num_steps = min(NUM_STEPS, most)
   given = examples, order, num_steps, 1.0, keys[2]
   state = program.init(keys[0])
-  compiled = program.train_steps.lower(state, *given).compile()
+  lowered = program.train_steps.lower(state, *given)
+  compiled = lowered.compile()
   state = jax.block_until_ready(compiled(state, *given))
   start = time.monotonic()
   state = jax.block_until_ready(compiled(state, *given))
   seconds = time.monotonic() - start
   directory = experiment.workdir / 'profile'
+  compiled = lowered.compile(compiler_options=_NO_GRAPHS)
+  state = jax.block_until_ready(compiled(state, *given))
   with _trace(directory):
     jax.block_until_ready(compiled(state, *given))
   lines = [
@@ -191,6 +203,9 @@ def of_decoding(
   decoder, tokens = task.decoding(model, lines)
   decoder(tokens)  # Compiles, and shows how fast it is.
   speed, batches = decoder.speed(), decoder.batches
+  decoder.programs.clear()
+  decoder.compiler_options = _NO_GRAPHS
+  decoder(tokens)
   with _trace(directory):
     decoder(tokens)
   text = '\n'.join(one.as_text() for one in decoder.programs.values())

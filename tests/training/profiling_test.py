@@ -18,6 +18,7 @@ HloModule jit_f
   %dot.1 = f32[2] dot(%a), metadata={op_name="f/jvp(recurrence)/projection/d"}
   ROOT %add.2 = f32[2] add(%a), metadata={op_name="transpose(recurrence)/add"}
   %copy.3 = f32[2] copy(%a)
+  %topk.4 = f32[2] custom-call(%a, %dot.1), metadata={scheduling_name="topk.4"}
 """
 
 
@@ -59,6 +60,7 @@ class TraceTest(parameterized.TestCase):
         event('dot.1', 40.0, 7.0),
         event('add.2', 42.0, 30.0),
         event('copy.3', 90.0, 1.0),
+        event('topk.4', 91.0, 0.5),
     )
     self.assertSequenceEqual(
         found,
@@ -66,17 +68,18 @@ class TraceTest(parameterized.TestCase):
             profile.Operator('add.2', 'recurrence', 'backward', 1, 30.0),
             profile.Operator('dot.1', 'projection', 'forward', 2, 12.0),
             profile.Operator('copy.3', 'other', 'forward', 1, 1.0),
+            profile.Operator('topk.4', 'projection', 'forward', 1, 0.5),
         ],
     )
-    # Operators run from 10 to 15, 40 to 72 and 90 to 91.
-    self.assertEqual((span, gaps), (81.0, 25.0 + 18.0))
+    # Operators run from 10 to 15, 40 to 72 and 90 to 91.5.
+    self.assertEqual((span, gaps), (81.5, 25.0 + 18.0))
     lines = profile.table(found, span, gaps, num_steps=2)
     self.assertEqual(
         lines[0],
         'traced: 0.041 ms a step, of which 0.021 ms (53%) without an operator;'
         ' 2 operators a step',
     )
-    self.assertRegex(lines[3], r'^recurrence +backward +0.5 +0.0150 +69.8%$')
+    self.assertRegex(lines[3], r'^recurrence +backward +0.5 +0.0150 +69.0%$')
 
   def test_on_a_gpu_kernels_count_once(self):
     found, *rest = self.read(

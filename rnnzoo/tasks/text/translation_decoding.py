@@ -26,6 +26,7 @@ class Decoder:
 
   Attributes:
     programs: the compiled programs, by (lines, steps of the source).
+    compiler_options: XLA's, for programs that are compiled from now on.
     batches: how many batches were translated.
     seconds: how long these took, without compilation.
     lines: how many lines were translated.
@@ -42,6 +43,7 @@ class Decoder:
     self._graphdef, self._state = nnx.split(model)
     self._decode, self._batch_size = decode, batch_size
     self.programs: dict[tuple[int, int], jax.stages.Compiled] = {}
+    self.compiler_options: dict[str, Any] = {}
     self.batches, self.seconds, self.lines, self.tokens = 0, 0.0, 0, 0
 
   def __call__(self, lines: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -90,8 +92,8 @@ class Decoder:
 
       # A profile tells programs apart by their names.
       run.__name__ = 'decode_{}_{}'.format(*source.shape)
-      compiled = jax.jit(run).lower(state, source, lengths).compile()
-      self.programs[source.shape] = compiled
+      lowered = jax.jit(run).lower(state, source, lengths)
+      self.programs[source.shape] = lowered.compile(self.compiler_options)
     return self.programs[source.shape]
 
 
