@@ -5,7 +5,7 @@ the gates of one see a single row each. The class is read from the mean of all
 outputs: the last rows of an image are black, and where x is 0 the output is 0.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: 0.9865 (1 seed, H200, commit 519f8df).
 
   python train.py --config=configs/hgrn_smnist.py
 """

@@ -4,7 +4,8 @@ The recipe is agru_benchmark's, see configs/base_smnist.py; two layers, because
 the gates of one see a single row each.
 
 Published: nothing with this recipe.
-Measured: not yet.
+Measured: not yet. Without the gates the output is linear in x, and it was
+0.9131 (1 seed, H200, commit 519f8df).
 
   python train.py --config=configs/linoss_smnist.py
 """
@@ -18,4 +19,5 @@ def get_config() -> ml_collections.ConfigDict:
   config = base_smnist.get_config()
   config.model.layer = 'LinOSS'
   config.model.num_layers = 2
+  config.model.options.LinOSS = {'gated': True}
   return config

@@ -4,7 +4,8 @@ Source: Orvieto et al., 2023; see configs/lru_pixel_smnist.py.
 
 Published: nothing.
 Measured: 0.9736 (1 seed, H200, commit 404ada3). With angles to 2 π, gradients
-clipped to a norm of 1, a decay of .01 and no smoothing it was 0.9685.
+clipped to a norm of 1, a decay of .01 and no smoothing it was 0.9685. By
+--config.data.sequence=bit_reversed, with dropout of .2, it was 0.9736 as well.
 
   python train.py --config=configs/lru_permuted_smnist.py
 """

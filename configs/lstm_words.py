@@ -6,7 +6,8 @@ of PTB or WikiText-2 as --config.data.path. For PTB the publication has batches
 of 20, 500 epochs, and dropout rates of .4 (input) and .25 (between layers).
 
 Published: test perplexity 65.8 on WikiText-2, 57.3 on PTB.
-Measured: not yet.
+Measured: nothing on these two. On the English lines of Multi30k, 70 epochs:
+test perplexity 32.2 (1 seed, H200, commit 5266d1d).
 
   python train.py --config=configs/lstm_words.py
 """

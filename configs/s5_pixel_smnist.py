@@ -5,8 +5,8 @@ Sizes, rates and dropout are ours; smaller rates without decay for λ, Δ and B
 are the paper's.
 
 Published: 0.9965.
-Measured: 0.9947 (1 seed, H200, commit 1801276). With twice the dropout
-it was 0.9944.
+Measured: 0.9956 (1 seed, H200, commit 5266d1d). With 96 features, a decay of
+.01, dropout of .1 and no smoothing it was 0.9947.
 
   python train.py --config=configs/s5_pixel_smnist.py
 """
@@ -25,22 +25,23 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.scaling = 'standard'
   config.data.validation_fraction = 0.05
   config.batch_size = 50
-  config.num_epochs = 50
+  config.num_epochs = 40
   config.monitor = 'validation_accuracy'
   config.early_stopping.patience = 0
   config.model.layer = 'S5'
-  config.model.features = 96
+  config.model.features = 128
   config.model.num_layers = 4
   config.model.norm = 'batch'
   config.model.residual = True
-  config.model.dropout_rate = 0.1
+  config.model.dropout_rate = 0.15
+  config.model.label_smoothing = 0.1
   config.model.share_dropout_over_time = True
   config.model.pooling = 'mean'
   config.model.options.S5 = {'state_features': 64, 'gated': True}
   config.optimizer.name = 'adamw'
   config.optimizer.learning_rate = 8e-3
   config.optimizer.rate_factors = ((_RECURRENCE, 0.25),)
-  config.optimizer.weight_decay = 0.01
+  config.optimizer.weight_decay = 0.05
   config.optimizer.weight_decay_exclude = f'{_RECURRENCE}|bias|norms'
   config.optimizer.clip_norm = 0.0
   config.optimizer.schedule = 'cosine'

@@ -107,8 +107,8 @@ def run(
     resets = [scan_steps.boundary(operands.reset, way, axis) for way in ways]
     reset = jnp.stack(resets) if call.both_directions else resets[0]
     operands = operands._replace(reset=reset)
-  if call.starts and getattr(cell, 'reads_starts', False):
-    reset = scan_steps.with_start(operands, call, axis)
+  if getattr(cell, 'reads_starts', False):
+    reset = scan_steps.with_starts(operands, call, axis)
     operands = operands._replace(reset=reset)
   # Equal runs share a compilation.
   call = dataclasses.replace(call, starts=False)

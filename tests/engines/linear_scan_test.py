@@ -242,6 +242,9 @@ class LinearScanTest(parameterized.TestCase):
 
     run = jax.jit(jax.grad(loss, has_aux=True))
     (gradient, y), (want, clean) = map(run, (bad, x))
+    later = lambda x: made(x, reset=reset)[0, 4:]
+    moved = jax.jit(lambda x: jax.jvp(later, (x,), (jnp.ones_like(x),))[1])
+    np.testing.assert_array_equal(moved(bad), moved(x))
     np.testing.assert_array_equal(y[0, 4:], clean[0, 4:])
     np.testing.assert_array_equal(gradient[0, 4:], want[0, 4:])
     self.assertTrue(np.isnan(y[0, 3]).any())

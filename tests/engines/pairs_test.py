@@ -205,6 +205,30 @@ class PartsTest(parameterized.TestCase):
     got = np.moveaxis(got, 0, 1).reshape(x.shape)
     np.testing.assert_allclose(got, run(x), rtol=1e-5, atol=1e-6)
 
+  def test_reset_in_a_held_step(self):
+    x = np.random.default_rng(0).normal(size=(1, 8, 4)).astype(np.float32)
+    mask = np.array([[1, 0, 1, 0, 0, 0, 1, 1]], bool)
+    reset = np.arange(8)[None] % 4 == 3
+    make = lambda **more: rnnzoo.RGLRU(4, 4, rngs=nnx.Rngs(0), **more)
+    layer = make()
+    # The episodes are of steps 0 and 2, of 6, and of 7.
+    first = layer(x[:, ::2])
+    want = np.concatenate([first[:, :2], first[:, :1] * 0, first[:, :1] * 0], 1)
+    for i, t in enumerate((6, 7), 2):
+      want[:, i] = layer(x[:, t : t + 1])[:, 0]
+    flags = {'reset': reset, 'mask': mask}
+    check = lambda y, start=0: np.testing.assert_allclose(
+        y[:, mask[0]][:, start:], want[:, start:], rtol=1e-5, atol=1e-6
+    )
+    check(layer(x, **flags))
+    check(layer(x, initial_carry=layer.initial_carry((1,)), **flags), 2)
+    parts = lambda a: np.moveaxis(a.reshape(1, 4, 2, *a.shape[2:]), 1, 0)
+    part = lambda x, flags: make(time_axis_name='time')(x, **flags)
+    y = jax.vmap(part, axis_name='time')(parts(x), jax.tree.map(parts, flags))
+    check(np.moveaxis(y, 0, 1).reshape(x.shape))
+    back = layer(x, reverse=True, **flags)
+    np.testing.assert_allclose(back[:, 0], layer(x[:, 2::-2])[:, -1], rtol=1e-5)
+
 
 class ComplexScanTest(parameterized.TestCase):
 

@@ -248,29 +248,40 @@ def boundary(reset: Array, reverse: bool, axis: int) -> Array:
   return jnp.concatenate([rest, last], axis=axis)
 
 
-def with_start(
+def with_starts(
     operands: call_lib.Operands,
     call: call_lib.Call,
     axis: int,
-    count_earlier: Callable[[Array], Any] = lambda own: 0,
-) -> Array:
-  """Returns resets in loop order, with one in the first step that is not held.
+    earlier: Callable[[Any, Array], Any] = lambda reduce, own: 0,
+) -> Array | None:
+  """Returns resets in loop order, with those that a cell is to read.
+
+  They are the first step that is not held, if `call.starts`; and after a reset
+  in a held step the next one that is not held, where the carry is new as well.
 
   Args:
     operands: the flags, in loop order, and x.
     call: says in which order steps run.
     axis: axis of time in x and the flags.
-    count_earlier: number of this device's steps that are not held, int32 [B] ->
-      number of such steps on the devices with earlier steps.
+    earlier: (jnp.sum or jnp.max, numbers of this device, int32 [B] from 0) ->
+      the sum or largest of the devices with earlier steps.
   """
   reset, mask = operands.reset, operands.mask
-  if mask is None:
-    mask = jnp.ones(operands.x.shape[:2], bool)
-  valid = mask.astype(jnp.int32)
-  earlier = count_earlier(jnp.sum(valid, axis))
-  count = lax.cumsum(valid, axis, reverse=call.reverse)
-  starts = mask & (count == 1) & (earlier == 0)
-  return starts if reset is None else reset | starts
+  if not call.starts and (reset is None or mask is None):
+    return reset
+  valid = jnp.ones(operands.x.shape[:2], bool) if mask is None else mask
+  ones = valid.astype(jnp.int32)
+  count = lax.cumsum(ones, axis, reverse=call.reverse)
+  count += earlier(jnp.sum, jnp.sum(ones, axis))
+  starts = valid & (count == 1) if call.starts else jnp.zeros_like(valid)
+  if reset is None:
+    return starts
+  if mask is not None:
+    held = jnp.where(reset & ~mask, count + 1, 0)
+    last = lax.cummax(held, axis, reverse=call.reverse)
+    last = jnp.maximum(last, earlier(jnp.max, jnp.max(held, axis)))
+    starts |= mask & (last == count)
+  return reset | starts
 
 
 def divisor(time: int, target: int) -> int:

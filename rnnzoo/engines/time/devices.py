@@ -121,10 +121,13 @@ def is_first(reverse: bool, over: Names) -> Array:
   return lax.axis_index(over) == (last if reverse else 0)
 
 
-def sum_earlier(x: Array, reverse: bool, over: Names) -> Array:
-  """Returns the sum of x of all devices that have earlier steps.
+def earlier(
+    reduce: Callable[..., Array], x: Array, reverse: bool, over: Names
+) -> Array:
+  """Returns the sum, or the largest, x of all devices that have earlier steps.
 
   Args:
+    reduce: jnp.sum, or jnp.max for x from 0.
     x: an array of this device.
     reverse: whether the recurrence runs from the last step to the first.
     over: the mesh axes that time is over.
@@ -132,7 +135,7 @@ def sum_earlier(x: Array, reverse: bool, over: Names) -> Array:
   of_all, index = gather(x, over), lax.axis_index(over)
   places = lax.broadcasted_iota(jnp.int32, of_all.shape, 0)
   is_earlier = places > index if reverse else places < index
-  return jnp.sum(jnp.where(is_earlier, of_all, 0), 0)
+  return reduce(jnp.where(is_earlier, of_all, 0), 0)
 
 
 def last_carry(h: Array, reverse: bool, over: Names) -> Array:

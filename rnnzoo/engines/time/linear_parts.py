@@ -219,12 +219,14 @@ def run(
   if operands.reset is not None and call.reverse:
     reset = time_devices.boundary(operands.reset, 0, over)
     operands = operands._replace(reset=reset)
-  if call.starts and cell.reads_starts:
-    reset = scan_steps.with_start(
+  if cell.reads_starts:
+    reset = scan_steps.with_starts(
         devices.alike(operands),
         call,
         0,
-        lambda own: time_devices.sum_earlier(own, call.reverse, over),
+        lambda reduce, own: time_devices.earlier(
+            reduce, own, call.reverse, over
+        ),
     )
     operands = operands._replace(reset=reset)
 

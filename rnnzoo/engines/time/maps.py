@@ -244,6 +244,10 @@ def _both_beside(x: Array, y: Array) -> Array:
   return _beside(y, x) * _beside(x, y)
 
 
+def _from_finite(factor: Array, x: Array) -> Array:
+  return factor * _beside(factor, x)
+
+
 def _beside(factor: Array, x: Array) -> Array:
   """Returns x for a product with a factor: 0 for 0 times an infinity or NaN.
 
@@ -272,8 +276,7 @@ def restarted(
 
 def affine(a: Any, b: Vector, h: Vector) -> Vector:
   """Returns A h + b of one step, where A = 0 forgets even an infinite h."""
-  beside = lambda a, h: a * _beside(a, h)
-  return linear_maps.add(linear_maps.times(a, h, beside), b)
+  return linear_maps.add(linear_maps.times(a, h, _from_finite), b)
 
 
 def _solve(static, a, b, h0):
@@ -312,7 +315,7 @@ def _tangent(static, residuals, tangents):
   forcing = zeros(d_b, h)
   if any(x is not None for x in jax.tree.leaves(d_a)):
     earlier = scan_steps.shifted(before, h, reverse)
-    moved = linear_maps.times(zeros(d_a, a), earlier)
+    moved = linear_maps.times(zeros(d_a, a), earlier, _from_finite)
     forcing = linear_maps.add(forcing, moved)
   if over or any(x is not None for x in jax.tree.leaves(d_h0)):
     return _solve(static, a, forcing, zeros(d_h0, before))[0]
