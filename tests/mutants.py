@@ -140,8 +140,8 @@ rnnzoo/engines/time/maps.py tests/engines/linear_scan_test.py
   + x[0 if reverse else -1], mu  @ agrees_with_loop
   - adjoint, scan_steps.shifted(before, h, reverse))
   + adjoint, h)  @ agrees_with
-  - beside = lambda a, h: a * _beside(a, h)
-  + beside = lambda a, h: a * h  @ forgets_an_infinity
+  - return factor * _beside(factor, x)
+  + return factor * x  @ forgets_an_infinity
   - linear_maps.where(reset, again, b)
   + b  @ nothing_passes_a_reset_of_a_layer or agrees
 rnnzoo/engines/time/maps.py tests/engines/pairs_test.py
