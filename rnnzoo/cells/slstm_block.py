@@ -139,7 +139,6 @@ class SLSTMBlock(rows.RowLayer):
     checks.floating(param_dtype, 'param_dtype')
     if dtype is not None:
       checks.floating(dtype, 'dtype')
-    selection.check_implementation(implementation)
     initializers.check_rngs(rngs, 'params', required=True)
     self.cell = cell
     self.in_features = self.out_features = features
@@ -147,11 +146,7 @@ class SLSTMBlock(rows.RowLayer):
     self.conv_width = int(conv_width)
     self.dtype = dtype
     self.param_dtype = param_dtype
-    self.implementation = (
-        implementation
-        if implementation is None or isinstance(implementation, selection.Path)
-        else tuple(implementation)
-    )
+    self.implementation = selection.checked(implementation)
     biases = jnp.zeros((4, features), param_dtype)
     biases = biases.at[1].set(forget(rngs.params(), (features,), param_dtype))
     self.gates = xlstm_parts.Gates(num_heads, biases, rngs=rngs)

@@ -108,8 +108,8 @@ def run(
     reset = jnp.stack(resets) if call.both_directions else resets[0]
     operands = operands._replace(reset=reset)
   if getattr(cell, 'reads_starts', False):
-    reset = scan_steps.with_starts(operands, call, axis)
-    operands = operands._replace(reset=reset)
+    starts = scan_steps.with_starts(operands, call, axis)
+    operands = operands._replace(reset=starts)
   # Equal runs share a compilation.
   call = dataclasses.replace(call, starts=False)
 

@@ -184,11 +184,11 @@ def is_kernel_first(implementation: Implementation) -> bool:
   return name_of(names(implementation, False)[0]) == 'pallas'
 
 
-def check_implementation(implementation: Implementation) -> None:
-  """Raises ValueError unless `implementation` names known paths."""
-  given = implementation
-  if given is None:
-    return
+def checked(implementation: Implementation) -> Path | tuple[Path, ...] | None:
+  """Returns known paths, to be kept; ValueError if they are not known."""
+  if implementation is None:
+    return None
+  given: Any = implementation
   if isinstance(given, Path):
     given = (given,)
   known = lambda x: isinstance(x, Path) and name_of(x) in IMPLEMENTATIONS
@@ -198,6 +198,7 @@ def check_implementation(implementation: Implementation) -> None:
         ' rnnzoo.AssociativeScan, rnnzoo.Scan or rnnzoo.Pallas with settings,'
         f' or a sequence of these, got {implementation!r}.'
     )
+  return implementation if isinstance(implementation, Path) else tuple(given)
 
 
 def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
@@ -207,16 +208,14 @@ def names(implementation: Implementation, linear: bool) -> tuple[Path, ...]:
     implementation: a path, a sequence of paths, or None for the default order.
     linear: whether the recurrence is linear in its carry.
   """
-  check_implementation(implementation)
-  if implementation is None:
+  given = checked(implementation)
+  if given is None:
     backend = devices.platform()
     # On a CPU, steps over time-major data in cache beat O(T log T) work.
     parallel = ('associative_scan',) if linear and backend != 'cpu' else ()
     kernels = ('pallas',) if backend == 'gpu' else ()
     return (*kernels, *parallel, 'scan')
-  if isinstance(implementation, Path):
-    return (implementation,)
-  return tuple(implementation)
+  return given if isinstance(given, tuple) else (given,)
 
 
 @functools.cache

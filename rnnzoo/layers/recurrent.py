@@ -226,7 +226,6 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         recurrent_structure=recurrent_structure,
         max_abs=max_abs,
     )
-    selection.check_implementation(implementation)
     recurrent_gradient_clip = checks.recurrent_gradient(
         cell, recurrent_gradient_clip, stop_recurrent_gradient
     )
@@ -261,11 +260,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     self.stop_recurrent_gradient = bool(stop_recurrent_gradient)
     self.dtype = dtype
     self.param_dtype = param_dtype
-    self.implementation = (
-        implementation
-        if implementation is None or isinstance(implementation, selection.Path)
-        else tuple(implementation)
-    )
+    self.implementation = selection.checked(implementation)
 
     self.cell_params = nnx.Dict(cell_params or {})
     self.learned_carry = nnx.List(

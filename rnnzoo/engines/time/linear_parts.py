@@ -220,7 +220,7 @@ def run(
     reset = time_devices.boundary(operands.reset, 0, over)
     operands = operands._replace(reset=reset)
   if cell.reads_starts:
-    reset = scan_steps.with_starts(
+    starts = scan_steps.with_starts(
         devices.alike(operands),
         call,
         0,
@@ -228,7 +228,7 @@ def run(
             reduce, own, call.reverse, over
         ),
     )
-    operands = operands._replace(reset=reset)
+    operands = operands._replace(reset=starts)
 
   choice = choice_lib.Run(
       names=selection.names(implementation, linear=True),
