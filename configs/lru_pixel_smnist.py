@@ -16,7 +16,11 @@ from configs import s5_pixel_smnist
 
 def get_config() -> ml_collections.ConfigDict:
   config = s5_pixel_smnist.get_config()
+  config.num_epochs = 50
   config.model.layer = 'LRU'
+  config.model.features = 96
+  config.model.dropout_rate = 0.1
+  config.model.label_smoothing = 0.0
   config.model.options.LRU = {
       'state_features': 64,
       'min_radius': 0.9,
@@ -24,4 +28,5 @@ def get_config() -> ml_collections.ConfigDict:
       'gated': True,
   }
   config.optimizer.learning_rate = 4e-3
+  config.optimizer.weight_decay = 0.01
   return config

@@ -336,14 +336,28 @@ class LanguageModel(nnx.Module):
           f' arrays of shapes {wanted}; got {given}.'
       )
 
-  def step(self, carry: Any, tokens: Array) -> tuple[Any, Array]:
+  def step(
+      self, carry: Any, tokens: Array, *, reset: Array | None = None
+  ) -> tuple[Any, Array]:
     """Returns the carry after one token of each text, and logits [..., V].
 
     Args:
       carry: result of `initial_carry`, `unroll` or the last step.
       tokens: int [...].
+      reset: bool [...]; where true, a text begins anew with this token.
     """
     tokens = checks.tokens(tokens, self.embedding.num_embeddings, axes='[...]')
+    reset = checks.flags(reset, tokens.shape, 'reset')
+    if reset is not None and carry is not None:
+      carry = jax.tree.map(
+          lambda first, c: jnp.where(
+              reset.reshape(*reset.shape, *[1] * (c.ndim - reset.ndim)),
+              first,
+              c,
+          ),
+          self.initial_carry(tokens.shape),
+          carry,
+      )
     carry, logits = self.unroll(tokens[..., None], initial_carry=carry)
     return carry, logits[..., 0, :]
 

@@ -273,6 +273,12 @@ class Program:
     # count.
     model = nnx.merge(self._structure, params, statistics, copy=True)
     results = self._task.evaluate(model, batch, nnx.Rngs(dropout=key))
+    shape = (protocol.num_examples(batch),)
+    if jnp.shape(results.losses) != shape:
+      raise ValueError(
+          f'{type(self._task).__name__}.evaluate must return losses of shape'
+          f' {shape}, one an example; got {jnp.shape(results.losses)}'
+      )
     mean = functools.partial(_mean, weights=results.weights)
     scores = jax.tree.map(mean, self._scores_of(results))
     _, _, statistics = split(model)

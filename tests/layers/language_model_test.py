@@ -84,6 +84,16 @@ class LanguageModelTest(parameterized.TestCase):
     np.testing.assert_allclose(model(TOKENS[0]), want[0], atol=2e-5)
 
   @pytest.mark.slow
+  def test_a_text_begins_anew(self):
+    model = make()
+    first, _ = model.step(model.initial_carry((2,)), jnp.array([1, 2]))
+    reset = jnp.array([True, False])
+    _, y = model.step(first, jnp.array([1, 2]), reset=reset)
+    _, begun = model.step(model.initial_carry((2,)), jnp.array([1, 2]))
+    _, later = model.step(first, jnp.array([1, 2]))
+    want = jnp.where(reset[:, None], begun, later)
+    np.testing.assert_allclose(y, want, rtol=1e-5)
+
   def test_steps_compile_nothing_after_the_first(self):
     block = functools.partial(rnnzoo.SLSTMBlock, num_heads=2)
     newton = functools.partial(rnnzoo.GRU, implementation='associative_scan')

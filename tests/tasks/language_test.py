@@ -198,6 +198,13 @@ class LanguageTest(parameterized.TestCase):
     tokens = trained.task.tokens.encode('abc')[None]
     (place,) = trained.predict(tokens)
     self.assertEqual(trained.task.tokens.text([int(place)]), 'd')
+    stream = trained.stream('predict_proba')
+    for t in (2, 0, 1, 2):
+      found = stream.step(tokens[:, t])
+      if t == 2:
+        stream.reset([True])
+    want = trained.predict_proba(tokens)
+    np.testing.assert_allclose(found, want.reshape(found.shape), rtol=1e-4)
     with self.assertRaisesRegex(ValueError, "'!z' is not in the text"):
       trained.task.sample(trained.model, 'z!', jax.random.key(0))
 

@@ -338,10 +338,13 @@ class Forecasting(protocol.ConfigTask):
     names = ('y', 'start') + ('x',) * (len(self._scales[0]) > 0)
     given = array_checks.by_name(inputs, names, ('y',))
     y = _rounded(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
-    if not (~np.isnan(y)).any(1).all():
-      raise ValueError('y must have a known step in each row')
     count, steps = y.shape
     horizon, context = self._data.horizon, self._data.context
+    if np.isnan(y[:, -context:]).all(1).any():
+      raise ValueError(
+          f'y must have a known step in each row among the last {context}, which'
+          ' the model reads; NaN before a short series would work'
+      )
     shape = count, steps + horizon, len(self._scales[0])
     x = given.get('x', None if shape[2] else np.zeros(shape))
     if x is None:
