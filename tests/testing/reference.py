@@ -66,7 +66,8 @@ def unroll(
     The final carry and all carries, each [B, T, F].
   """
 
-  def body(carry, xs):
+  def body(state, xs):
+    carry, waits = state  # A reset in a held step is the next step's, too.
     x_t, reset_t, mask_t = xs
     choose = lambda c, a, b: tuple(
         jnp.where(c[:, None], x, y) for x, y in zip(a, b, strict=True)
@@ -74,10 +75,10 @@ def unroll(
     start = choose(reset_t, restart, carry)
     x_t = tuple(jnp.where(mask_t[:, None], x, 0) for x in x_t)
     if getattr(cell, 'reads_starts', False):
-      x_t += (reset_t[:, None].astype(x_t[0].dtype),)
+      x_t += ((reset_t | waits)[:, None].astype(x_t[0].dtype),)
     new = step(cell, params, kernel, x_t, start, seen)
     new = choose(mask_t, new, start)
-    return new, new
+    return (new, (reset_t | waits) & ~mask_t), new
 
   if reverse:  # A boundary is between t-1 and t, whatever the direction.
     reset = jnp.concatenate([reset[:, 1:], jnp.zeros_like(reset[:, :1])], 1)
@@ -87,7 +88,8 @@ def unroll(
       time_major(reset),
       time_major(mask),
   )
-  final, carries = lax.scan(body, carry, xs, reverse=reverse)
+  waits = jnp.zeros_like(mask[:, 0])
+  (final, _), carries = lax.scan(body, (carry, waits), xs, reverse=reverse)
   return final, tuple(jnp.moveaxis(c, 0, 1) for c in carries)
 
 
