@@ -18,7 +18,7 @@ PLACES = {
     'rnnzoo/command': (1090, 5),
     'rnnzoo/convert': (2130, 11),
     'rnnzoo/doors': (515, 3),
-    'rnnzoo/engines': (7680, 30),
+    'rnnzoo/engines': (7685, 30),
     'rnnzoo/inspect': (675, 4),
     'rnnzoo/layers': (3945, 14),
     'rnnzoo/models': (1660, 6),

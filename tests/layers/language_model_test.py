@@ -83,7 +83,6 @@ class LanguageModelTest(parameterized.TestCase):
     # One text without a batch.
     np.testing.assert_allclose(model(TOKENS[0]), want[0], atol=2e-5)
 
-  @pytest.mark.slow
   def test_a_text_begins_anew(self):
     model = make()
     first, _ = model.step(model.initial_carry((2,)), jnp.array([1, 2]))
@@ -94,6 +93,7 @@ class LanguageModelTest(parameterized.TestCase):
     want = jnp.where(reset[:, None], begun, later)
     np.testing.assert_allclose(y, want, rtol=1e-5)
 
+  @pytest.mark.slow
   def test_steps_compile_nothing_after_the_first(self):
     block = functools.partial(rnnzoo.SLSTMBlock, num_heads=2)
     newton = functools.partial(rnnzoo.GRU, implementation='associative_scan')

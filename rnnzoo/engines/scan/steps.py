@@ -256,8 +256,8 @@ def with_starts(
 ) -> Array | None:
   """Returns resets in loop order, with those that a cell is to read.
 
-  They are the first step that is not held, if `call.starts`; and after a reset
-  in a held step the next one that is not held, where the carry is new as well.
+  A cell reads where its carry is new: at a reset, at the next step that is not
+  held after a reset in a held one and, if `call.starts`, at the first such step.
 
   Args:
     operands: the flags, in loop order, and x.

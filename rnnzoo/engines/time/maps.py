@@ -245,6 +245,7 @@ def _both_beside(x: Array, y: Array) -> Array:
 
 
 def _from_finite(factor: Array, x: Array) -> Array:
+  """Returns factor * x, where a factor of 0 forgets an infinity or NaN."""
   return factor * _beside(factor, x)
 
 
