@@ -257,7 +257,7 @@ def with_starts(
   """Returns resets in loop order, with those that a cell is to read.
 
   A cell reads where its carry is new: at a reset, at the next step that is not
-  held after a reset in a held one and, if `call.starts`, at the first such step.
+  held after a reset in a held one and, if `call.starts`, at the first such one.
 
   Args:
     operands: the flags, in loop order, and x.

@@ -342,8 +342,8 @@ class Forecasting(protocol.ConfigTask):
     horizon, context = self._data.horizon, self._data.context
     if np.isnan(y[:, -context:]).all(1).any():
       raise ValueError(
-          f'y must have a known step in each row among the last {context}, which'
-          ' the model reads; NaN before a short series would work'
+          f'y must have a known step in each row among the last {context},'
+          ' which the model reads; NaN before a short series would work'
       )
     shape = count, steps + horizon, len(self._scales[0])
     x = given.get('x', None if shape[2] else np.zeros(shape))
