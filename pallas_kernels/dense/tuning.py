@@ -222,10 +222,13 @@ def _one_cta(
   """Returns configurations with a head in one CTA."""
   units = -(-shape.size // 8) * 8
   enough = min(2, -(-units // 32))
-  for warpgroups in (1, enough) if kind.adjoint else (enough,):
+  columns = _columns(shape, 1, target.cores)
+  # Without TMA, one warpgroup of many columns spills twice as much.
+  one_first = kind.adjoint and (target.has_tma or columns < 8)
+  for warpgroups in (1, enough) if one_first else (enough,):
     yield Config(
         exchange='shared',
-        columns=_columns(shape, 1, target.cores),
+        columns=columns,
         units=units,
         warpgroups=warpgroups,
     )
