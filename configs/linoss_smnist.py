@@ -4,8 +4,8 @@ The recipe is agru_benchmark's, see configs/base_smnist.py; two layers, because
 the gates of one see a single row each.
 
 Published: nothing with this recipe.
-Measured: not yet. Without the gates the output is linear in x, and it was
-0.9131 (1 seed, H200, commit 519f8df).
+Measured: 0.9875 (1 seed, H200, commit 58c92e5). Without the gates the output is
+linear in x, and it was 0.9131.
 
   python train.py --config=configs/linoss_smnist.py
 """
