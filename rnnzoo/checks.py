@@ -153,7 +153,7 @@ def carry(
   parts = ', '.join(names) + (',' if len(names) == 1 else '')
   raise ValueError(
       f'{label} must be a tuple ({parts}) of {len(names)} arrays of shape'
-      f' {expected}, got {got}.'
+      f' {expected}, as initial_carry returns it, got {got}.'
   )
 
 

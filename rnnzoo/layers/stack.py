@@ -459,8 +459,8 @@ class Stack(sequence_layer.SequenceLayer):
     count = len(self.layers)
     if not isinstance(carry, (tuple, list)) or len(carry) != count:
       raise ValueError(
-          f'{label} must be a tuple of {count} carries, one for each layer; got'
-          f' {checks.describe(carry)}.'
+          f'{label} must be a tuple of {count} carries, one for each layer, as'
+          f' initial_carry returns it; got {checks.describe(carry)}.'
       )
 
 

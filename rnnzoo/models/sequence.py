@@ -174,7 +174,7 @@ class SequenceModel(nnx.Module):
     A model that answers at the end answers as if the sequence ended here.
 
     Args:
-      carry: result of `initial_carry` or the last step.
+      carry: result of `initial_carry` or the last step; None for the first.
       x: [..., in_features], or tokens, int [...].
       reset: bool [...]; where true, the carries of all layers restart before
         the step.
@@ -193,6 +193,7 @@ class SequenceModel(nnx.Module):
       x = self._embed(x[..., None])[..., 0, :]
     if carry is None:
       carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
+      reset = jnp.ones(jnp.shape(x)[:-1], bool)
     carry, y = self.backbone.step(carry, x, reset=reset)
     with jax.named_scope('logits'):
       return carry, self.head(y)

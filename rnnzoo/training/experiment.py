@@ -191,6 +191,11 @@ def _fresh_seeds(config: ml_collections.ConfigDict, workdir: str) -> list[int]:
 
 def _check_task(config: ml_collections.ConfigDict, task: tasks.Task) -> None:
   """Raises ValueError for fields that do not fit the task or its data."""
+  if not {'train', 'validation', 'test'} <= task.splits.keys():
+    raise ValueError(
+        f'{type(task).__name__}.splits must have train, validation and test;'
+        f' got {", ".join(task.splits)}'
+    )
   monitors = [f'validation_{m.name}' for m in protocol.epoch_metrics(task)]
   makes_text = type(task).sample is not protocol.Task.sample
   for_task = f'for the task {config.task!r}, which'

@@ -274,10 +274,12 @@ class Program:
     model = nnx.merge(self._structure, params, statistics, copy=True)
     results = self._task.evaluate(model, batch, nnx.Rngs(dropout=key))
     shape = (protocol.num_examples(batch),)
-    if jnp.shape(results.losses) != shape:
+    losses = getattr(results, 'losses', None)
+    if losses is None or jnp.shape(losses) != shape:
+      got = 'none' if losses is None else jnp.shape(losses)
       raise ValueError(
-          f'{type(self._task).__name__}.evaluate must return losses of shape'
-          f' {shape}, one an example; got {jnp.shape(results.losses)}'
+          f'{type(self._task).__name__}.evaluate must return a tasks.Evaluation'
+          f' with losses of shape {shape}, one an example; got {got}'
       )
     mean = functools.partial(_mean, weights=results.weights)
     scores = jax.tree.map(mean, self._scores_of(results))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rnnzoo import checks
@@ -22,10 +23,11 @@ class Stepping:
     self._model, self.carry, self._reset = model, carry, reset
 
   def __call__(self, x: jax.Array, **unused_options: Any) -> jax.Array:
-    carry = self.carry
+    carry, reset = self.carry, self._reset
     if carry is None:
       carry = self._model.initial_carry(x.shape[:1])
-    self.carry, y = self._model.step(carry, x[:, 0], reset=self._reset)
+      reset = jnp.ones(x.shape[:1], bool)  # A cell may read that it starts.
+    self.carry, y = self._model.step(carry, x[:, 0], reset=reset)
     return y[:, None] if getattr(self._model, 'every_step', True) else y
 
 

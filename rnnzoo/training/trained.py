@@ -238,7 +238,7 @@ class Trained:
   def sample(
       self,
       prompt: str = '',
-      key: jax.Array | None = None,
+      key: jax.Array | int | None = None,
       *,
       length: int | None = None,
       temperature: float | None = None,
@@ -249,7 +249,8 @@ class Trained:
 
     Args:
       prompt: the beginning of the text.
-      key: seeds all random choices; None for one made of the seed.
+      key: seeds all random choices, or a number that does; None for the run's
+        seed.
       length: the number of tokens after the prompt; None for the number in the
         run's config.
       temperature: divisor of a sample's logits, 0 for the most likely token;
@@ -269,7 +270,10 @@ class Trained:
     return iter(self.task.sample(self.model, prompt, key, **options))
 
   def sample_many(
-      self, prompts: Sequence[str], key: jax.Array | None = None, **options: Any
+      self,
+      prompts: Sequence[str],
+      key: jax.Array | int | None = None,
+      **options: Any,
   ) -> list[str]:
     """Returns a text for each prompt, all made together.
 
@@ -294,7 +298,8 @@ class Trained:
     """Checks prompts and options, of which None goes; returns the key."""
     for prompt in prompts:
       _text(prompt, 'prompt')
-    key = jax.random.key(self.seed) if key is None else key
+    key = self.seed if key is None else key
+    key = jax.random.key(key) if isinstance(key, numbers.Integral) else key
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     names = {'length', 'temperature', 'top_k', 'top_p'}

@@ -346,7 +346,8 @@ class SequenceTaskTest(parameterized.TestCase):
   @parameterized.parameters('classes', 'numbers')
   @pytest.mark.slow
   def test_scores_and_streams(self, kind):
-    task = self.task(kind, every_step=kind == 'numbers')
+    # A cell that reads whether a sequence starts.
+    task = self.task(kind, every_step=kind == 'numbers', layer='RGLRU')
     config = base_sequences.get_config()
     config.eval_batch_size = 3  # The last batch is filled up.
     test = task.splits['test']
@@ -378,12 +379,13 @@ class SequenceTaskTest(parameterized.TestCase):
       np.testing.assert_allclose(normal, loaded.predict(given), rtol=1e-6)
       expected = expected[:, -1]
     stream = loaded.stream()
-    stream.step(raw.x[:, 0] + 9)
-    stream.reset([True, True, False, False])
-    stream.reset([False, False, True, True])
-    for t in range(7):
-      last = stream.step(raw.x[:, t])
-    np.testing.assert_allclose(last, expected, atol=1e-6)
+    for begins in (False, True):
+      if begins:
+        stream.reset([True, True, False, False])
+        stream.reset([False, False, True, True])
+      for t in range(7):
+        last = stream.step(raw.x[:, t])
+      np.testing.assert_allclose(last, expected, atol=1e-6)
     for wrong in (raw.x[:2, 0], 3.0):
       with self.assertRaisesRegex(ValueError, 'x must'):
         stream.step(wrong)

@@ -111,6 +111,15 @@ class RunTest(made_up_runs.RunsTestCase):
     with mock.patch.object(made_up_data.SumTask, 'metrics', more):
       with self.assertRaisesRegex(ValueError, "must give the score 'speed'"):
         self.prepare('generator')
+    one_loss = lambda *unused: jnp.zeros(())
+    with mock.patch.object(made_up_data.SumTask, 'evaluate', one_loss):
+      with self.assertRaisesRegex(ValueError, 'must return a tasks.Evaluation'):
+        self.prepare('generator')
+    task = made_up_data.SumTask()
+    del task.splits['validation']
+    with mock.patch.object(tasks, 'TASKS', {'sum': lambda config: task}):
+      with self.assertRaisesRegex(ValueError, 'splits must have train, valid'):
+        self.prepare('sum')
 
   def test_batches_of_a_generator_depend_on_seed_and_step(self):
     seen = []

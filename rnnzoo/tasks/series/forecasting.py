@@ -71,7 +71,7 @@ class Series(NamedTuple):
   """Some series."""
 
   y: np.ndarray  # The values, float32 [N, T]; NaN where one is missing.
-  x: np.ndarray  # Facts known beforehand, float32 [N, T, F].
+  x: np.ndarray  # Facts known beforehand, [N, T, F].
   lengths: np.ndarray  # The steps of each series, int [N].
 
 
@@ -337,7 +337,7 @@ class Forecasting(protocol.ConfigTask):
       )
     names = ('y', 'start') + ('x',) * (len(self._scales[0]) > 0)
     given = array_checks.by_name(inputs, names, ('y',))
-    y = _rounded(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
+    y = _checked(array_checks.numbers(given['y'], 'y', ('B', 'T')), 'y')
     count, steps = y.shape
     horizon, context = self._data.horizon, self._data.context
     if np.isnan(y[:, -context:]).all(1).any():
@@ -352,7 +352,7 @@ class Forecasting(protocol.ConfigTask):
           "inputs must have x, which the model was trained with; {'y': y, 'x':"
           f' x}} would work, with x {list(shape)}, of the horizon, too'
       )
-    x = _rounded(array_checks.numbers(x, 'x', shape), 'x')
+    x = _checked(array_checks.numbers(x, 'x', shape), 'x')
     starts = given.get('start', np.zeros(count, int))
     starts = array_checks.integers(starts, 'start', count, 2**31 - 1, least=0)
     error = self._naive_error(y, np.full(count, steps))
@@ -364,7 +364,7 @@ class Forecasting(protocol.ConfigTask):
     """Returns windows as in `splits`; y are steps of the horizon, [B, H]."""
     past = inputs['y']
     shape = len(past), self._data.horizon
-    y = _rounded(array_checks.numbers(y, 'y', shape), 'y')
+    y = _checked(array_checks.numbers(y, 'y', shape), 'y')
     if np.isnan(y).all():
       raise ValueError('y must have a known step; all are NaN')
     return {**inputs, 'y': np.concatenate([past, y], axis=1)}
@@ -402,13 +402,13 @@ def _naive(past: np.ndarray, season: int, horizon: int) -> np.ndarray:
   return last[:, np.arange(horizon) % season]
 
 
-def _rounded(values: np.ndarray, name: str) -> np.ndarray:
-  """Returns y [B, T], where NaN is missing, or x [B, T, F] as float32."""
+def _checked(values: np.ndarray, name: str) -> np.ndarray:
+  """Returns y [B, T], NaN where missing, as float32, or x [B, T, F] as is."""
   is_y = values.ndim == 2
   columns = values[..., None] if is_y else values
   valid = np.ones(columns.shape[:2], bool)
   array_checks.finite(columns, valid, name, allow_nan=is_y)
-  return values.astype(np.float32)
+  return values.astype(np.float32) if is_y else values
 
 
 def _read(data: ml_collections.ConfigDict) -> tuple[str, Series]:
@@ -446,6 +446,6 @@ def read(path: pathlib.Path) -> Series:
   lengths = array_checks.integers(
       lengths, f'{name}: lengths', *y.shape, row='series'
   )
-  y, x = _rounded(y, f'{name}: y'), _rounded(x, f'{name}: x')
+  y, x = _checked(y, f'{name}: y'), _checked(x, f'{name}: x')
   y = np.where(np.arange(y.shape[1]) < lengths[:, None], y, np.nan)
   return Series(y, x, lengths)
