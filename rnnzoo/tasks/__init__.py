@@ -44,7 +44,6 @@ from rnnzoo.tasks.protocol import Report
 from rnnzoo.tasks.protocol import Split
 from rnnzoo.tasks.protocol import Task
 from rnnzoo.tasks.series import forecasting
-from rnnzoo.tasks.series import har
 from rnnzoo.tasks.series import lorenz
 from rnnzoo.tasks.series import sequences
 from rnnzoo.tasks.series import time_series
@@ -79,7 +78,6 @@ TASKS: Mapping[str, Callable[[ml_collections.ConfigDict], Task]] = (
             'cifar': cifar.SequentialCifar,
             'copying': copying.CopyMemory,
             'forecasting': forecasting.Forecasting,
-            'har': har.HumanActivity,
             'lorenz': lorenz.Lorenz,
             'selective_copying': copying.SelectiveCopying,
             'sequences': sequences.OwnSequences,

@@ -50,8 +50,6 @@ def offline(
   if config.task == 'time_series':
     sequence_files.write_archive(directory, config.data.name)
     return {'manual_dir': str(directory)}
-  if config.task == 'har':
-    return {'manual_dir': str(sequence_files.write_har(directory))}
   return {}
 
 
@@ -84,7 +82,6 @@ class ConfigsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('cifar', 'manual_dir'),
-      ('har', 'manual_dir'),
       ('sequences', 'data_dir', 'tfds:some'),
       ('sequences', 'path'),
       ('skeletons', 'data_dir', 'ntu60'),

@@ -34,7 +34,6 @@ DATA = {
     'adding': _SMALL | {'length': 8},
     'cifar': {'source': 'digits', 'sequence': 'row', 'scaling': 'standard'},
     'copying': _SMALL | {'delay': 3},
-    'har': {},
     'lorenz': {'num_train': 6, 'num_validation': 2, 'num_test': 2}
     | {'length': 8, 'horizon': 2},
     'selective_copying': _SMALL | {'length': 20},
@@ -57,7 +56,7 @@ INPUTS = {
     'text': lambda part: part['tokens'],
     'translation': lambda part: part['source'],
 }
-for _name in ('har', 'lorenz', 'sequences', 'time_series'):
+for _name in ('lorenz', 'sequences', 'time_series'):
   INPUTS[_name] = lambda part: {
       'x': part['inputs'],
       'lengths': part['lengths'],
@@ -75,8 +74,6 @@ def make_config(name, directory, **data):
   if name == 'time_series':
     sequence_files.write_archive(directory, 'Made')
     config.data.manual_dir = str(directory)
-  if name == 'har':
-    config.data.manual_dir = str(sequence_files.write_har(directory))
   return config
 
 

@@ -7,6 +7,5 @@ forecasting      the next steps of series; forecaster has the models, and heads
 sequences        your own .npz files, and sets of TFDS: npz,
                  sequence_arrays, sequence_checks
 time_series      the UEA and UCR archives
-har              human activity recognition, UCI HAR
 lorenz           forecasts of the Lorenz system
 """
