@@ -139,7 +139,7 @@ class CfC(recurrent.RecurrentLayer[cell.HiddenCarry]):
     features: size of h.
     mode: 'default'; 'no_gate' for tanh(f1) + t tanh(f2); or 'pure', the
       solution of the differential equation itself, which is
-      A - A exp(-ts (|w| + |f1|)) f1.
+      A - A exp(-ts (|w| + |f1|)) f1 and overflows at a very negative ts.
     timespans: whether x's last feature is ts; else ts is 1. In a stack, the
       lowest layer alone can have it. A reversed run, also of `Bidirectional`,
       takes ts of a step as the time to the step that it has just left.

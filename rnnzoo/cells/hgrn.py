@@ -6,7 +6,9 @@ from typing import Unpack
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pallas_kernels import promotion
 from rnnzoo import cell
 from rnnzoo import checks
 from rnnzoo import settings
@@ -152,7 +154,7 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
     settings.boolean(complex, 'complex')
     dtype = parameters.dtype_of(options, rngs)
     own: dict[str, nnx.Variable] = {}
-    if getattr(lower_bound, 'shape', None):
+    if np.ndim(lower_bound):
       gamma = checks.array(lower_bound, 'lower_bound')
       if gamma.shape != (size,):
         raise ValueError(
@@ -165,7 +167,9 @@ class HGRN(recurrent.RecurrentLayer[cell.HiddenCarry | lru.ComplexCarry]):
         raise ValueError(
             'lower_bound must be numbers from 0 to below 1, got one outside.'
         )
-      own['gamma'] = recurrent.Constant(gamma.astype(dtype))
+      # In 16 bits a bound near 1 would be 1, and h zero for ever.
+      wide = promotion.wide(dtype)
+      own['gamma'] = recurrent.Constant(gamma.astype(wide))
       lower_bound = 0.0
     settings.within(lower_bound, 'lower_bound', least=0, most=1 - 1e-6)
     if complex:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels import promotion
 from rnnzoo import cell
 from rnnzoo import settings
 from rnnzoo.layers import parameters
@@ -128,8 +129,11 @@ class LRU(recurrent.RecurrentLayer[ComplexCarry]):
     settings.within(max_phase, 'max_phase', above=0)
     settings.boolean(use_bias, 'use_bias')
     dtype = parameters.dtype_of(options, rngs)
-    draw = lambda: jax.random.uniform(rngs.params(), (size,), dtype)
-    nu, theta, gamma = ring(draw(), draw(), min_radius, max_radius, max_phase)
+    # In 16 bits a radius near 1 would be further from it.
+    wide = promotion.wide(dtype)
+    draw = lambda: jax.random.uniform(rngs.params(), (size,), wide)
+    drawn = ring(draw(), draw(), min_radius, max_radius, max_phase)
+    nu, theta, gamma = (x.astype(dtype) for x in drawn)
     kernel = _normal(size**-0.5)(rngs.params(), (2, size, features), dtype)
     super().__init__(
         LRUCell(),

@@ -55,7 +55,8 @@ def linear_scan(
       of time, which no path stores for every step. Real or complex.
     b: [..., time, features].
     h0: h before the first step, [..., features]; zeros if None.
-    reset: bool [..., time]; where true, h restarts from zero before the step.
+    reset: bool [..., time]; where true, h restarts from zero before the step;
+        with `reverse`, where it goes from that step to the one before.
     reverse: run from the last step to the first.
     time_axis_name: mesh axis that time is sharded over inside `jax.shard_map`,
       or several axes, major to minor. `a`, `b` and `reset` are then

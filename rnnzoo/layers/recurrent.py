@@ -232,8 +232,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     over = settings.axis_names(time_axis_name, 'time_axis_name')
     if over and not isinstance(cell, cell_lib.LinearCell):
       raise ValueError(
-          f'time_axis_name={time_axis_name!r} is for linear cells (MinGRU,'
-          f' MinLSTM); {type(cell).__name__} runs its steps in turn and needs'
+          f'time_axis_name={time_axis_name!r} is for linear cells, such as'
+          f' MinGRU and LRU; {type(cell).__name__} runs its steps in turn and needs'
           ' time whole. Shard the batch, or gather time by'
           ' jax.lax.all_gather(x, axis_name, axis=1, tiled=True).'
       )

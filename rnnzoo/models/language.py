@@ -225,7 +225,8 @@ class LanguageModel(nnx.Module):
 
     Args:
       make_layer: a layer class, or a function of (in_features, features, rngs=)
-        that returns a layer which runs forwards.
+        that returns a layer which runs forwards. No layer is told that a text
+        starts, which an `RGLRU` would read.
       num_tokens: V.
       features: F, of embedding and all blocks.
       num_blocks: how many.

@@ -7,11 +7,13 @@ interpreted_test and linear_kernels_test.
 
 from absl.testing import absltest
 from absl.testing import parameterized
+from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import rnnzoo
 from tests.testing import random_layers
 from tests.testing import reference
 
@@ -136,6 +138,14 @@ CASES = (
 
 
 class PapersTest(parameterized.TestCase):
+
+  def test_parameters_of_16_bits_remember_as_long(self):
+    options = {'param_dtype': 'bfloat16', 'rngs': nnx.Rngs(0)}
+    hgrn = rnnzoo.HGRN(3, 4, lower_bound=[0.999] * 4, **options)
+    np.testing.assert_array_less(hgrn.cell_params['gamma'][...], 1)
+    lru = rnnzoo.LRU(3, 400, min_radius=0.999, **options)
+    nu = np.float64(lru.cell_params['nu'][...])
+    np.testing.assert_array_less(0.9989, np.exp(-np.exp(nu)))
 
   @parameterized.named_parameters(*CASES)
   @pytest.mark.few(5)

@@ -261,6 +261,23 @@ class ComplexScanTest(parameterized.TestCase):
     with abstract_gpu.interpreted(self):
       comparison.assert_near(run(scan('pallas')), want, SINGLE)
 
+  def test_gradient_in_complex128(self):
+    rng = np.random.default_rng(0)
+    a, b, w = rng.normal(size=(3, 2, BATCH, 9, 4))
+    a, b, w = 0.6 * (a[0] + 1j * a[1]), b[0] + 1j * b[1], w[0] + 1j * w[1]
+    maps = lambda f, s: (s[0] * f[0], s[0] * f[1] + s[1])
+    ways = (
+        rnnzoo.linear_scan,
+        lambda a, b: jax.lax.associative_scan(maps, (a, b), axis=1)[1],
+    )
+    with jax.enable_x64(True):
+      own, want = (
+          jax.grad(lambda a, b, f=f: jnp.sum((w * f(a, b)).real), (0, 1))(a, b)
+          for f in ways
+      )
+    self.assertEqual(own[0].dtype, np.complex128)
+    comparison.assert_near(own, want, 1e-13)
+
   def test_too_large_for_the_kernels(self):
     # Their indices have 32 bits.
     z = jax.ShapeDtypeStruct((1024, 4096, 512), jnp.complex64)
