@@ -79,6 +79,8 @@ CASES = {  # Layer, mapping, options.
     'lru_memax': (rnnzoo.LRU, lru, {}),
     's5_zoh': (rnnzoo.S5, s5, THREE),
     's5_bilinear': (rnnzoo.S5, s5, THREE | {WAY: 'bilinear'}),
+    's5_authors_zoh': (rnnzoo.S5, s5, THREE),
+    's5_authors_bilinear': (rnnzoo.S5, s5, THREE | {WAY: 'bilinear'}),
     'linoss_IM': (rnnzoo.LinOSS, linoss, SIX),
     'linoss_IMEX': (rnnzoo.LinOSS, linoss, SIX | {WAY: 'implicit_explicit'}),
     'hgrn': (rnnzoo.HGRN, hgrn, BOUND | {'use_bias': False}),

@@ -1,10 +1,11 @@
 """Records what public packages compute, for public_test.py.
 
     git clone https://github.com/Doraemonzzz/hgru-pytorch
-    pip install jax equinox torch einops transformers
+    git clone https://github.com/lindermanlab/S5
+    pip install jax flax equinox torch einops transformers
     pip install --no-deps discretax==0.3.0 memax==0.1.1 ncps==1.0.1 \
         flash-linear-attention==0.6.0 fla-core==0.6.0
-    JAX_ENABLE_X64=1 python tests/cells/record_public.py hgru-pytorch
+    JAX_ENABLE_X64=1 python tests/cells/record_public.py hgru-pytorch S5
 
 Run by hand, on a CPU. Parameters are random and float32; layers run in float64,
 memax and flash-linear-attention in float32. Every case has the input x, the
@@ -36,7 +37,7 @@ from triton.runtime import autotuner
 
 BATCH, TIME, FEATURES, STATE = 2, 7, 4, 3
 KEY = jax.random.key(0)
-HGRU = pathlib.Path(sys.argv[1])
+HGRU, S5 = map(pathlib.Path, sys.argv[1:])
 
 rng = np.random.default_rng(0)
 record = {}
@@ -98,6 +99,28 @@ with jax.enable_x64(False):
   layer = lru.LRU(recurrent_size=FEATURES, hidden_size=FEATURES, key=KEY)
   save_jax('lru_memax', layer, memax, jnp.float32)
 
+# S5, by the paper's authors.
+jnp.DeviceArray = jax.Array  # Its name in older versions.
+sys.path.insert(0, str(S5))
+ssm = importlib.import_module('s5.ssm')
+for rule in ('zoh', 'bilinear'):
+  size, basis = jnp.zeros(STATE), jnp.zeros((2 * STATE, STATE))
+  layer = ssm.S5SSM(
+      *(size, size, basis, basis.T, FEATURES, STATE, 'lecun_normal', rule),
+      *(0.001, 0.1),
+  )
+  x = draw(BATCH, TIME, FEATURES)
+  params = layer.init(KEY, x[0])['params']
+  params = {name: draw(*p.shape) for name, p in params.items()}
+  params['Lambda_re'] = -np.abs(params['Lambda_re']) - 0.01
+
+  def authors(x, layer=layer, params=params):
+    wide = jax.tree.map(np.float64, params)
+    return jax.vmap(lambda x: layer.apply({'params': wide}, x))(x)
+
+  dx = jax.grad(lambda x: (authors(x) ** 2).sum())(np.float64(x))
+  save(f's5_authors_{rule}', params, x, authors(np.float64(x)), dx)
+
 # ncps: times [batch, time] would meet the units, so the units have them too.
 for mode in ('default', 'no_gate', 'pure'):
   layer = ncps.torch.CfC(STATE, FEATURES, mode=mode, backbone_layers=0)
@@ -143,8 +166,9 @@ save_torch('hgrn_complex', layer, run, x)
 
 names = 'discretax memax ncps flash-linear-attention jax torch'.split()
 versions = [f'{name} {importlib.metadata.version(name)}' for name in names]
-git = 'git', '-C', str(HGRU), 'rev-parse', '--short=8', 'HEAD'
-commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout
-versions.append(f'hgru-pytorch {commit.strip()}')
+for name, folder in {'hgru-pytorch': HGRU, 'S5': S5}.items():
+  git = 'git', '-C', str(folder), 'rev-parse', '--short=8', 'HEAD'
+  commit = subprocess.run(git, capture_output=True, text=True, check=True)
+  versions.append(f'{name} {commit.stdout.strip()}')
 path = pathlib.Path(__file__).parent / 'public.npz'
 np.savez_compressed(path, versions=versions, bound=bound.numpy(), **record)

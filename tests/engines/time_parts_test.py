@@ -118,7 +118,7 @@ class KernelsTest(parameterized.TestCase):
 class ErrorsTest(parameterized.TestCase):
 
   def test_other_cells_need_time_whole(self):
-    with self.assertRaisesRegex(ValueError, 'is for linear cells .*all_gath'):
+    with self.assertRaisesRegex(ValueError, 'is for linear cells.*all_gath'):
       rnnzoo.GRU(3, 4, time_axis_name='time', rngs=nnx.Rngs(0))
 
   @parameterized.parameters(3, (('time', 3),))

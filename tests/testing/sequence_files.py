@@ -25,4 +25,3 @@ def write_archive(directory: pathlib.Path, name: str) -> None:
   """Writes what `time_series.convert` would, for a data set of that name."""
   for split in ('train', 'test'):
     write_npz(directory / name / f'{split}.npz')
-
