@@ -233,8 +233,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     if over and not isinstance(cell, cell_lib.LinearCell):
       raise ValueError(
           f'time_axis_name={time_axis_name!r} is for linear cells, such as'
-          f' MinGRU and LRU; {type(cell).__name__} runs its steps in turn and needs'
-          ' time whole. Shard the batch, or gather time by'
+          f' MinGRU and LRU; {type(cell).__name__} runs its steps in turn and'
+          ' needs time whole. Shard the batch, or gather time by'
           ' jax.lax.all_gather(x, axis_name, axis=1, tiled=True).'
       )
     if input_map is not None:

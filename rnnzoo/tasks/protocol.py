@@ -170,6 +170,7 @@ class Task(abc.ABC):
     has_stream: whether the task can answer step by step: its `predict` calls
       the model once, with inputs [B, T, ...] of any T.
     y_is_input: whether `predict` takes an array 'y'.
+    calls_model: whether the answers are `model(model_inputs(inputs))`.
   """
 
   dataset: str
@@ -181,6 +182,7 @@ class Task(abc.ABC):
   every_step: bool = False
   has_stream: bool = False
   y_is_input: bool = False
+  calls_model: bool = True
 
   @abc.abstractmethod
   def build_model(self, rngs: nnx.Rngs) -> nnx.Module:

@@ -60,9 +60,9 @@ class Stream:
     """
     x = array_checks.one(x, 'x must be one array')
     if not x.ndim:
+      got = fields.shorten(x) if x.dtype.kind != 'O' else 'no array'
       raise ValueError(
-          'x must be one step of several sequences, [B, ...], got'
-          f' {fields.shorten(x)}'
+          f'x must be one step of several sequences, [B, ...], got {got}'
       )
     if self._carry is not None and len(x) != (count := self._count()):
       raise ValueError(

@@ -79,7 +79,7 @@ class Trained:
   Its methods take data in the units of the data set, and check them.
 
   Attributes:
-    model: the model, which takes normalised inputs and no others:
+    model: the model, which takes normalised inputs and no others, most by
       `trained.model(trained.normalise(x))`.
     config: the config of the run.
     seed: one of the run's seeds.
@@ -97,8 +97,9 @@ class Trained:
         f'Trained({self.config.task}: {model.layer} {model.num_layers} x'
         f' {model.features}, seed {self.seed}, '
         f'{sum(leaf.size for leaf in leaves):,} numbers)\n'
-        '  trained.predict(x), trained.score(x, y): x in units of the data\n'
-        '  trained.model(trained.normalise(x)): the module takes normalised x'
+        '  trained.predict(x): x in units of the data\n'
+        + '  trained.model(trained.normalise(x)): the module takes normalised x'
+        * self.task.calls_model
     )
 
   def predict(self, inputs: Any) -> Any:
@@ -109,7 +110,7 @@ class Trained:
 
     Args:
       inputs: arrays [B, ...], as in the task's splits; the task's
-        `check_inputs` says which. Traced ones are taken as they are.
+        `check_inputs` says which. The values of traced ones are not checked.
 
     Raises:
       ValueError: the task cannot use these inputs.
@@ -143,7 +144,15 @@ class Trained:
     """Returns inputs of `predict` as `model` takes them.
 
     Lengths are left out; they are the model's `seq_lengths`.
+
+    Raises:
+      NotImplementedError: the task's answers are no single call of the model.
     """
+    if not self.task.calls_model:
+      raise NotImplementedError(
+          f'the task {type(self.task).__name__} answers by predict, not by one'
+          ' call of its model'
+      )
     return self.task.model_inputs(self._checked(inputs))
 
   def score(self, inputs: Any, y: Any) -> dict[str, float]:
@@ -213,6 +222,9 @@ class Trained:
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+      # Shapes, dtypes and names can be checked, values cannot.
+      one = lambda x: np.ones(np.shape(x), jnp.result_type(x))
+      self.task.check_inputs(jax.tree.map(one, inputs))
       return inputs
     return self.task.check_inputs(inputs)
 

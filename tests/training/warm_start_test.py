@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import pathlib
 import shutil
 from unittest import mock
@@ -15,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from configs import base_sequences
 from rnnzoo import training
 from rnnzoo.training import files
 from rnnzoo.training import optimization
@@ -67,6 +69,33 @@ class SelectTest(absltest.TestCase):
       self.select('x')
     with self.assertRaisesRegex(ValueError, 'no path and shape are the same'):
       self.select('a|c')
+
+
+class PretrainingTest(absltest.TestCase):
+
+  @pytest.mark.slow
+  def test_pretraining_helps_where_labels_are_few(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    rng, found = np.random.default_rng(0), {}
+    for name, count in (('many', 600), ('few', 20)):
+      for split, size in (('train', count), ('validation', 60), ('test', 200)):
+        x = rng.normal(size=(size, 8, 2))
+        y = (x.sum(1) > 0) @ [1, 2]  # Four classes.
+        (folder / name).mkdir(exist_ok=True)
+        np.savez(folder / name / f'{split}.npz', x=x, y=y)
+    for name, source in (('many', ''), ('few', ''), ('few', 'many')):
+      config = base_sequences.get_config()
+      config.data.path = str(folder / name)
+      config.update(batch_size=10, num_epochs=12, num_seeds=1)
+      config.model.update(layer='MinGRU', features=16)
+      if source:
+        config.init_from = str(folder / f'run_{source}')
+      workdir = folder / f'run_{name}{source}'
+      run = lambda c=config, w=workdir: training.prepare(c, str(w))
+      quiet(lambda run=run: training.train_and_evaluate(run()))
+      report = json.loads((workdir / 'seed_0' / 'result.json').read_text())
+      found[name + source] = report['test']['accuracy']
+    self.assertGreater(found['fewmany'], found['few'] + 0.1, found)
 
 
 class WarmStartTest(made_up_runs.RunsTestCase):

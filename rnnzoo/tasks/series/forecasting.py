@@ -86,6 +86,7 @@ class Forecasting(protocol.ConfigTask):
 
   rules = _RULES
   y_is_input = True
+  calls_model = False
   metrics = tuple(
       protocol.Metric(name, higher_is_better=False, at_test=True, form='.4g')
       for name in _MEASURED

@@ -75,6 +75,12 @@ def parse(
         f'{name}: y must have an answer for one step of each sequence at least;'
         f' sequence {known.any(1).argmin()} has none'
     )
+  if not form.every_step and y.dtype.kind == 'i':
+    if count := np.sum(y == sequence_arrays.NO_LABEL):
+      raise ValueError(
+          f'{name}: y must have an answer for each sequence, got -100, which is'
+          f' no label, for {count} of them; leaving these out would work'
+      )
   if form.kind == 'regression':
     are_numbers = valid if form.every_step else known
     array_checks.finite(y, are_numbers, f'{name}: y', allow_nan=form.every_step)

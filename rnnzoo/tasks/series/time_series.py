@@ -131,7 +131,8 @@ def _load(
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     raise ValueError(
         f'{name} {split} cannot be read: {text}; config.data.name must be a set'
-        ' of the UEA and UCR archives, and where there is no network,'
+        ' of the UEA and UCR archives (of numbers to predict with'
+        " config.data.kind='regression'), and where there is no network,"
         ' rnnzoo.tasks.series.time_series.convert writes arrays for'
         ' config.data.manual_dir'
     ) from error

@@ -88,6 +88,7 @@ class Translation(protocol.ConfigTask):
 
   rules = _DATA_RULES
   model_rules = _MODEL_RULES
+  calls_model = False
 
   def __init__(self, config: ml_collections.ConfigDict):
     """Reads the text, and makes vocabularies from the part to train on.
