@@ -353,6 +353,8 @@ def _plot_curves(
     values = np.array([*itertools.zip_longest(*of_seeds)], float).T
     mean = np.ma.masked_invalid(values).mean(axis=0)
     half = _half_interval(np.ma.masked_invalid(values))
+    if len(values) < 3:  # Two seeds' interval would cover the other runs.
+      half = 0 * mean
     epochs = range(1, len(mean) + 1)
     axis.plot(epochs, mean, markevery=[-1], linewidth=1, **look)
     bands.append((epochs, mean - half, mean + half))
