@@ -286,9 +286,8 @@ class Text(protocol.ConfigTask):
       text = f'{self.dataset}, seed {seed}:\n\n{sample}\n'
       path.write_text(text, encoding='utf-8')
 
-    kind = 'characters' if self._kind == 'characters' else 'tokens'
     return protocol.Report(
-        {f'num_{kind}': len(self.tokens.pieces), 'sample': sample},
+        {'vocabulary_size': len(self.tokens.pieces), 'sample': sample},
         {'sample.txt': write},
     )
 
