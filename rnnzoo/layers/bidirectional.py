@@ -108,7 +108,7 @@ def unroll(
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
   with promotion.ranks_allowed():
-    carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
+    carry, (y,) = both._run((x, carry, reset, seq_lengths, mask), call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   own = [tuple(c[part] for c in halves) for part in (0, 1)]
   return (
