@@ -167,29 +167,15 @@ def flashrnn(
         f' flashrnn.FlashRNNConfig, got {settings.a(type(config))}.'
     )
   cell = _CELLS[config.function]()
-  Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
-  batch, time, _, heads, size = Wx.shape
-  gates = cell.input_gates
-  if not size or not heads:
-    raise ValueError(
-        'Wx must have heads and a head dimension of at least 1, its last two'
-        f' axes of BTGHD, got shape {Wx.shape}.'
-    )
-  is_gru = config.function == 'gru'
-  Wx = _sized(
-      Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
-  )
-  R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
-  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
-  b = _axes(b, 'b', config.bias_shape, 'GHD')
-  b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
+  Wx, R, b = _of_gates(config, cell.input_gates, Wx, R, b)
+  batch, time, gates, heads, size = Wx.shape
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
   wide = promotion.wide(kind)
   Wx, R, b = (array.astype(kind) for array in (Wx, R, b))
   carry = _initial(cell, config, states, (batch, heads, size), kind)
   params, features = {}, heads * size
-  if is_gru:
+  if config.function == 'gru':
     R = R[jnp.array([1, 2, 0])]
     params['recurrent_bias'] = b[0].astype(wide).reshape(features)
     b = b[1:]
@@ -222,6 +208,26 @@ def flashrnn(
   order = [*map('SBTHD'.index, config.output_shape)]
   finish = lambda made: jnp.transpose(made, order).astype(kind)
   return finish(stack(carries, time)), finish(stack(last, 1))
+
+
+def _of_gates(config: FlashRNNConfig, gates: int, Wx, R, b):
+  """Returns Wx [B, T, G, N, D], R [G, N, P, D] and b [G, N, D], checked."""
+  Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
+  batch, time, _, heads, size = Wx.shape
+  if not size or not heads:
+    raise ValueError(
+        'Wx must have heads and a head dimension of at least 1, its last two'
+        f' axes of BTGHD, got shape {Wx.shape}.'
+    )
+  Wx = _sized(
+      Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
+  )
+  R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
+  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
+  b = _axes(b, 'b', config.bias_shape, 'GHD')
+  biases = gates + (config.function == 'gru')
+  b = _sized(b, (biases, heads, size), 'b', 'GHD', config.bias_shape)
+  return Wx, R, b
 
 
 def _initial(cell, config: FlashRNNConfig, states, shape, kind):
