@@ -100,7 +100,7 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
     is_vanilla: whether the cell's entries are those of the backend 'vanilla',
       which transposes R and has the biases gate by gate.
   """
-  is_rms, start, first, second = _names(layer)
+  _, start, _, _ = _names(layer)
   _check_bound(layer)
   heads, size = layer.num_heads, layer.out_features // layer.num_heads
   part = weights_lib.Part
@@ -137,11 +137,6 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
     bias = bias.reshape(4, heads, size)
     return [(bias if is_vanilla else bias.swapaxes(0, 1)).reshape(-1)]
 
-  def scale(path, name, stored):
-    shift = 1 - stored
-    name = f'{name}.weight'
-    return part(path, [name], lambda x: x + shift, lambda x: [x - shift])
-
   is_block = isinstance(layer, slstm_block.SLSTMBlock)
   at = ('gates',) if is_block else ()
   parts = [
@@ -153,17 +148,30 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
   parts.append(
       part(('gates', 'kernel'), names, blocks_of, lambda x: x.swapaxes(2, 3))
   )
-  parts.append(scale(('head_norm', 'scale'), f'{start}group_norm', False))
+  return parts + _around_cell(layer)
+
+
+def _around_cell(block: slstm_block.SLSTMBlock) -> list[weights_lib.Part]:
+  """Returns the parameters of a block beside its gates and R."""
+  is_rms, start, first, second = _names(block)
+  part = weights_lib.Part
+
+  def scale(path, name, stored):
+    shift = 1 - stored
+    name = f'{name}.weight'
+    return part(path, [name], lambda x: x + shift, lambda x: [x - shift])
+
+  parts = [scale(('head_norm', 'scale'), f'{start}group_norm', False)]
   transposed = (lambda x: x.T), (lambda x: [x.T])
-  if layer.convolution is not None:
+  if block.convolution is not None:
     name = f'{start}conv1d.conv'
     kernel = 'convolution', 'kernel'
     one = (lambda x: x[:, 0].T), (lambda x: [x.T[:, None]])
     parts.append(part(kernel, [f'{name}.weight'], *one))
     parts.append(part(('convolution', 'bias'), [f'{name}.bias']))
-  if layer.norm is not None:
+  if block.norm is not None:
     parts.append(scale(('norm', 'scale'), first, is_rms))
-  if layer.mlp is not None:
+  if block.mlp is not None:
     names = ['ffn.proj_up_gate.weight'] * is_rms + ['ffn.proj_up.weight']
     up = (
         lambda *given: np.concatenate(given).T,

@@ -524,14 +524,7 @@ def unroll_carries(
     the carry after every step, each [..., time, features].
   """
   contract.check(cell, params)
-  x_gates = checks.array(x_gates, 'x_gates')
-  checks.real(x_gates, 'x_gates')
-  if x_gates.ndim < 3 or x_gates.shape[-2] != cell.input_gates:
-    raise ValueError(
-        'x_gates must be [..., time, input_gates, features] with'
-        f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
-        f' {x_gates.shape}.'
-    )
+  x_gates = checks.input_gates(cell, x_gates)
   lead, features = x_gates.shape[:-2], x_gates.shape[-1]
   shape = (*lead[:-1], features)
   recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
