@@ -61,7 +61,7 @@ def unroll(
   devices.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
-  carries = [
+  carries: list[Any] = [
       None
       if carry is None
       else level._check_carry(carry, batch_shape, 'initial_carry')

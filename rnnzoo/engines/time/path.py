@@ -46,6 +46,9 @@ Operands = call_lib.Operands
 Plan = newton_plan.Plan
 Report = newton.Report
 
+# A cell, its parameters and the packed recurrent kernels.
+_Equations = tuple[cell_lib.Cell, cell_lib.Params, tuple[Array, ...]]
+
 
 def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Runs a cell over time: `scan_loop.unroll` by Newton's method."""
@@ -130,8 +133,8 @@ def _unroll_with_report(
   return final, carries, report
 
 
-def _equations(plan: Plan, operands: Operands):
-  """Returns the cell, its parameters and the packed recurrent kernels."""
+def _equations(plan: Plan, operands: Operands) -> _Equations:
+  """Returns the equations, with kernels in the dtype of the carry."""
   # Rounded to 16 bits, h would be a staircase, which has no derivative.
   kernel, dtype = operands.recurrent_kernel, operands.carry[0].dtype
   wide = None if kernel is None else kernel.astype(dtype)
@@ -140,7 +143,7 @@ def _equations(plan: Plan, operands: Operands):
 
 
 def _problem(
-    plan: Plan, operands: Operands, equations, init: Carry, xs
+    plan: Plan, operands: Operands, equations: _Equations, init: Carry, xs
 ) -> newton.Problem:
   """Returns the steps of a window from its first carry, inputs and flags."""
   (cell, params, kernels), (x, reset, mask) = equations, xs
