@@ -222,11 +222,10 @@ def _of_gates(config: FlashRNNConfig, gates: int, Wx, R, b):
   Wx = _sized(
       Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
   )
-  R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
-  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
-  b = _axes(b, 'b', config.bias_shape, 'GHD')
-  biases = gates + (config.function == 'gru')
-  b = _sized(b, (biases, heads, size), 'b', 'GHD', config.bias_shape)
+  square = gates, heads, size, size
+  R = _axes(R, 'R', config.recurrent_shape, 'GHPD', square)
+  biases = gates + (config.function == 'gru'), heads, size
+  b = _axes(b, 'b', config.bias_shape, 'GHD', biases)
   return Wx, R, b
 
 
@@ -235,14 +234,8 @@ def _initial(cell, config: FlashRNNConfig, states, shape, kind):
   batch, heads, size = shape
   count, wide = len(cell.carry_names), promotion.wide(kind)
   if states is not None:
-    states = _axes(states, 'states', config.output_shape, 'SBTHD')
-    states = _sized(
-        states,
-        (count, batch, 1, heads, size),
-        'states',
-        'SBTHD',
-        config.output_shape,
-    )
+    wanted = count, batch, 1, heads, size
+    states = _axes(states, 'states', config.output_shape, 'SBTHD', wanted)
     states = states.astype(kind).astype(wide)
     return tuple(states.reshape(count, batch, heads * size))
   values: Any = config.initial_val
@@ -256,8 +249,8 @@ def _initial(cell, config: FlashRNNConfig, states, shape, kind):
   return tuple(jnp.full((batch, heads * size), v, wide) for v in values)
 
 
-def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
-  """Returns an array with its axes in the wanted order."""
+def _axes(given: Any, name: str, axes: str, wanted: str, shape=None) -> Array:
+  """Returns an array with its axes in the wanted order, and of the shape."""
   array = checks.array(given, name)
   checks.real(array, name)
   if array.ndim != len(axes):
@@ -266,7 +259,8 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
     raise ValueError(
         f'{name} must have the axes {axes}, got shape {array.shape}.{hint}'
     )
-  return jnp.transpose(array, [*map(axes.index, wanted)])
+  array = jnp.transpose(array, [*map(axes.index, wanted)])
+  return array if shape is None else _sized(array, shape, name, wanted, axes)
 
 
 def _sized(

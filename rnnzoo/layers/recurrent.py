@@ -415,24 +415,20 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     carry = tuple(reshaped(c, batch_shape) for c in carry)
     return carry, tuple(reshaped(s.astype(kept), lead) for s in steps)
 
-  def _checked(
-      self, given: tuple[Any, ...], call: call_lib.Call
-  ) -> tuple[Any, ...]:
+  def _checked(self, given: tuple[Any, ...], call: call_lib.Call):
     """Returns the arrays of `_run`, or raises ValueError."""
-    x, initial_carry, reset, seq_lengths, mask = given
+    x, carry, reset, seq_lengths, mask = given
     self._check_input(x, '[..., time, in_features]')
     lead, over = x.shape[:-1], self.time_axis_name
     time, batch_shape = sequence_layer.time_and_batch(lead, call.time_major)
-    if initial_carry is not None:
-      initial_carry = self._check_carry(
-          initial_carry, batch_shape, 'initial_carry'
-      )
-    time_devices.check_names(over, (x, initial_carry, reset, seq_lengths, mask))
+    if carry is not None:
+      carry = self._check_carry(carry, batch_shape, 'initial_carry')
+    time_devices.check_names(over, (x, carry, reset, seq_lengths, mask))
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     whole = time_devices.whole(time, over)
     seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
-    return x, initial_carry, reset, seq_lengths, mask
+    return x, carry, reset, seq_lengths, mask
 
   def _flat(self, given, call: call_lib.Call, masks: regularisation.Masks):
     """Returns x, its projection, operands and masks, of one batch axis."""

@@ -148,9 +148,7 @@ class SequenceLayer(nnx.Module):
     """
 
 
-def time_and_batch(
-    lead: tuple[int, ...], time_major: bool
-) -> tuple[int, tuple[int, ...]]:
+def time_and_batch(lead: Any, time_major: bool) -> tuple[int, tuple[int, ...]]:
   """Returns the number of steps, and the batch axes beside time."""
   return (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
 

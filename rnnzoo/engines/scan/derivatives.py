@@ -396,14 +396,13 @@ def forward(
   params, _, _, kernel, carry, restart, _, _ = saved.operands
   d_params, d_weights, d_x, d_kernel, d_carry, d_restart, _, _ = tangents
   cell, reverse = plan.cell, plan.call.reverse
-  stop = plan.call.stop_recurrent_gradient
   kernels = scan_steps.pack(cell, kernel)
   d_kernels = scan_steps.pack(cell, d_kernel)
   staged = cell if isinstance(cell, cell_lib.TwoStageCell) else None
 
   def through(stage, d_operand, d_gates):
     """Returns the tangents of a stage's gates, R doperand + dR operand."""
-    if stop:
+    if plan.call.stop_recurrent_gradient:
       return d_gates
     moved = products.multiply(kernels[stage], d_operand)
     return tuple(
@@ -464,8 +463,7 @@ def _by_tangents(
   if staged is not None:
     first = at.h_gates[:-1]
     multiplied.append(staged.operand(params, at.x_gates, first, at.start))
-  # A constant in second derivatives, too.
-  if plan.call.stop_recurrent_gradient:
+  if plan.call.stop_recurrent_gradient:  # In second derivatives, too.
     multiplied = lax.stop_gradient(multiplied)
   return list(map(products.multiply, d_kernels, multiplied))
 

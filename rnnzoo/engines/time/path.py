@@ -81,7 +81,6 @@ def _unroll_with_report(
   _, _, x, _, carry, restart, reset, mask = operands
   steps, dtype = plan.steps, carry[0].dtype
   equations = _equations(plan, operands)
-
   # If rounding errors grow to more of the carry's scale, another order of
   # operations gives another trajectory, and path 1's is the one to be returned.
   accepted = 1e-4 if dtype == jnp.float32 else 1e-10
