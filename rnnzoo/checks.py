@@ -17,6 +17,19 @@ from rnnzoo import settings
 Array = jax.Array
 
 
+def input_gates(cell: cell_lib.Cell, x_gates: Any) -> Array:
+  """Returns input gates as an array, or raises ValueError."""
+  x_gates = array(x_gates, 'x_gates')
+  real(x_gates, 'x_gates')
+  if x_gates.ndim < 3 or x_gates.shape[-2] != cell.input_gates:
+    raise ValueError(
+        'x_gates must be [..., time, input_gates, features] with'
+        f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
+        f' {x_gates.shape}.'
+    )
+  return x_gates
+
+
 def kernel(
     cell: cell_lib.Cell, recurrent_kernel: Any, features: int
 ) -> Array | None:

@@ -100,7 +100,7 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
     is_vanilla: whether the cell's entries are those of the backend 'vanilla',
       which transposes R and has the biases gate by gate.
   """
-  is_rms, start, first, second = _names(layer)
+  _, start, _, _ = _names(layer)
   _check_bound(layer)
   heads, size = layer.num_heads, layer.out_features // layer.num_heads
   part = weights_lib.Part
@@ -129,18 +129,12 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
     return [given.swapaxes(1, 2) if is_vanilla else given]
 
   def bias_of(given):
-    order = (4, heads, size) if is_vanilla else (heads, 4, size)
-    given = given.reshape(order)
+    given = given.reshape((4, heads, size) if is_vanilla else (heads, 4, size))
     return (given if is_vanilla else given.swapaxes(0, 1)).reshape(4, -1)
 
   def of_bias(bias):
     bias = bias.reshape(4, heads, size)
     return [(bias if is_vanilla else bias.swapaxes(0, 1)).reshape(-1)]
-
-  def scale(path, name, stored):
-    shift = 1 - stored
-    name = f'{name}.weight'
-    return part(path, [name], lambda x: x + shift, lambda x: [x - shift])
 
   is_block = isinstance(layer, slstm_block.SLSTMBlock)
   at = ('gates',) if is_block else ()
@@ -153,26 +147,34 @@ def _parts(layer: Any, is_vanilla: bool) -> list[weights_lib.Part]:
   parts.append(
       part(('gates', 'kernel'), names, blocks_of, lambda x: x.swapaxes(2, 3))
   )
-  parts.append(scale(('head_norm', 'scale'), f'{start}group_norm', False))
-  transposed = (lambda x: x.T), (lambda x: [x.T])
-  if layer.convolution is not None:
+  return parts + _around_cell(layer)
+
+
+def _around_cell(block: slstm_block.SLSTMBlock) -> list[weights_lib.Part]:
+  """Returns the parameters of a block beside its gates and R."""
+  is_rms, start, first, second = _names(block)
+  part = weights_lib.Part
+
+  def scale(path, name, stored):
+    shift, names = 1 - stored, [f'{name}.weight']
+    return part(path, names, lambda x: x + shift, lambda x: [x - shift])
+
+  parts = [scale(('head_norm', 'scale'), f'{start}group_norm', False)]
+  if block.convolution is not None:
     name = f'{start}conv1d.conv'
-    kernel = 'convolution', 'kernel'
     one = (lambda x: x[:, 0].T), (lambda x: [x.T[:, None]])
-    parts.append(part(kernel, [f'{name}.weight'], *one))
+    parts.append(part(('convolution', 'kernel'), [f'{name}.weight'], *one))
     parts.append(part(('convolution', 'bias'), [f'{name}.bias']))
-  if layer.norm is not None:
+  if block.norm is not None:
     parts.append(scale(('norm', 'scale'), first, is_rms))
-  if layer.mlp is not None:
+  if block.mlp is not None:
     names = ['ffn.proj_up_gate.weight'] * is_rms + ['ffn.proj_up.weight']
-    up = (
-        lambda *given: np.concatenate(given).T,
-        lambda x: np.split(x.T, len(names)),
-    )
+    joined = lambda *given: np.concatenate(given).T
+    split = lambda x: np.split(x.T, len(names))
     parts.append(scale(('mlp', 'norm', 'scale'), second, is_rms))
-    parts.append(part(('mlp', 'up', 'kernel'), names, *up))
-    down = 'mlp', 'down', 'kernel'
-    parts.append(part(down, ['ffn.proj_down.weight'], *transposed))
+    parts.append(part(('mlp', 'up', 'kernel'), names, joined, split))
+    down = ('mlp', 'down', 'kernel'), ['ffn.proj_down.weight']
+    parts.append(part(*down, lambda x: x.T, lambda x: [x.T]))
   return parts
 
 

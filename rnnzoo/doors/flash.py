@@ -167,29 +167,15 @@ def flashrnn(
         f' flashrnn.FlashRNNConfig, got {settings.a(type(config))}.'
     )
   cell = _CELLS[config.function]()
-  Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
-  batch, time, _, heads, size = Wx.shape
-  gates = cell.input_gates
-  if not size or not heads:
-    raise ValueError(
-        'Wx must have heads and a head dimension of at least 1, its last two'
-        f' axes of BTGHD, got shape {Wx.shape}.'
-    )
-  is_gru = config.function == 'gru'
-  Wx = _sized(
-      Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
-  )
-  R = _axes(R, 'R', config.recurrent_shape, 'GHPD')
-  R = _sized(R, (gates, heads, size, size), 'R', 'GHPD', config.recurrent_shape)
-  b = _axes(b, 'b', config.bias_shape, 'GHD')
-  b = _sized(b, (gates + is_gru, heads, size), 'b', 'GHD', config.bias_shape)
+  Wx, R, b = _of_gates(config, cell.input_gates, Wx, R, b)
+  batch, time, gates, heads, size = Wx.shape
   kind = jnp.dtype(Wx.dtype if config.backend == 'vanilla' else config.dtype)
   checks.floating(kind, 'dtype')
   wide = promotion.wide(kind)
   Wx, R, b = (array.astype(kind) for array in (Wx, R, b))
   carry = _initial(cell, config, states, (batch, heads, size), kind)
   params, features = {}, heads * size
-  if is_gru:
+  if config.function == 'gru':
     R = R[jnp.array([1, 2, 0])]
     params['recurrent_bias'] = b[0].astype(wide).reshape(features)
     b = b[1:]
@@ -224,19 +210,32 @@ def flashrnn(
   return finish(stack(carries, time)), finish(stack(last, 1))
 
 
+def _of_gates(config: FlashRNNConfig, gates: int, Wx, R, b):
+  """Returns Wx [B, T, G, N, D], R [G, N, P, D] and b [G, N, D], checked."""
+  Wx = _axes(Wx, 'Wx', config.input_shape, 'BTGHD')
+  batch, time, _, heads, size = Wx.shape
+  if not size or not heads:
+    raise ValueError(
+        'Wx must have heads and a head dimension of at least 1, its last two'
+        f' axes of BTGHD, got shape {Wx.shape}.'
+    )
+  Wx = _sized(
+      Wx, (batch, time, gates, heads, size), 'Wx', 'BTGHD', config.input_shape
+  )
+  square = gates, heads, size, size
+  R = _axes(R, 'R', config.recurrent_shape, 'GHPD', square)
+  biases = gates + (config.function == 'gru'), heads, size
+  b = _axes(b, 'b', config.bias_shape, 'GHD', biases)
+  return Wx, R, b
+
+
 def _initial(cell, config: FlashRNNConfig, states, shape, kind):
   """Returns the carry before the first step, each [B, N D]."""
   batch, heads, size = shape
   count, wide = len(cell.carry_names), promotion.wide(kind)
   if states is not None:
-    states = _axes(states, 'states', config.output_shape, 'SBTHD')
-    states = _sized(
-        states,
-        (count, batch, 1, heads, size),
-        'states',
-        'SBTHD',
-        config.output_shape,
-    )
+    wanted = count, batch, 1, heads, size
+    states = _axes(states, 'states', config.output_shape, 'SBTHD', wanted)
     states = states.astype(kind).astype(wide)
     return tuple(states.reshape(count, batch, heads * size))
   values: Any = config.initial_val
@@ -250,8 +249,8 @@ def _initial(cell, config: FlashRNNConfig, states, shape, kind):
   return tuple(jnp.full((batch, heads * size), v, wide) for v in values)
 
 
-def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
-  """Returns an array with its axes in the wanted order."""
+def _axes(given: Any, name: str, axes: str, wanted: str, shape=None) -> Array:
+  """Returns an array with its axes in the wanted order, and of the shape."""
   array = checks.array(given, name)
   checks.real(array, name)
   if array.ndim != len(axes):
@@ -260,7 +259,8 @@ def _axes(given: Any, name: str, axes: str, wanted: str) -> Array:
     raise ValueError(
         f'{name} must have the axes {axes}, got shape {array.shape}.{hint}'
     )
-  return jnp.transpose(array, [*map(axes.index, wanted)])
+  array = jnp.transpose(array, [*map(axes.index, wanted)])
+  return array if shape is None else _sized(array, shape, name, wanted, axes)
 
 
 def _sized(

@@ -524,21 +524,14 @@ def unroll_carries(
     the carry after every step, each [..., time, features].
   """
   contract.check(cell, params)
-  x_gates = checks.array(x_gates, 'x_gates')
-  checks.real(x_gates, 'x_gates')
-  if x_gates.ndim < 3 or x_gates.shape[-2] != cell.input_gates:
-    raise ValueError(
-        'x_gates must be [..., time, input_gates, features] with'
-        f' {cell.input_gates} input gates for {type(cell).__name__}, got shape'
-        f' {x_gates.shape}.'
-    )
+  x_gates = checks.input_gates(cell, x_gates)
   lead, features = x_gates.shape[:-2], x_gates.shape[-1]
-  shape = (*lead[:-1], features)
+  shape, names = (*lead[:-1], features), cell.carry_names
   recurrent_kernel = checks.kernel(cell, recurrent_kernel, features)
   params = checks.params(cell, params, features)
-  outputs = checks.outputs(outputs, len(cell.carry_names))
+  outputs = checks.outputs(outputs, len(names))
   settings.boolean(reverse, 'reverse')
-  arrays = checks.carry(cell.carry_names, carry, shape, 'carry')
+  arrays = checks.carry(names, carry, shape, 'carry')
   reset = checks.flags(reset, lead, 'reset')
   mask = checks.flags(mask, lead, 'mask')
   recurrent_gradient_clip = checks.recurrent_gradient(
@@ -546,9 +539,7 @@ def unroll_carries(
   )
   dtype = promotion.wide(x_gates.dtype)
   if restart_carry is not None:
-    restart_carry = checks.carry(
-        cell.carry_names, restart_carry, shape, 'restart_carry'
-    )
+    restart_carry = checks.carry(names, restart_carry, shape, 'restart_carry')
     restart_carry = tuple(c.astype(dtype) for c in restart_carry)
   operands = Operands(
       params=params,
@@ -568,6 +559,6 @@ def unroll_carries(
   )
   with promotion.ranks_allowed():
     last, steps = run(cell, call_lib.Given(), operands, call, implementation)
-  if outputs == len(cell.carry_names):
+  if outputs == len(names):
     steps = cell_lib.like(carry, steps)
   return cell_lib.like(carry, last), steps

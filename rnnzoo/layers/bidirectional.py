@@ -61,43 +61,20 @@ def unroll(
   devices.current()  # Nothing is put together where no kernel can run.
   first._check_input(x, '[..., time, in_features]')
   batch_shape = x.shape[1:-1] if time_major else x.shape[:-2]
-  for level, carry in zip(ways, initial_carry, strict=True):
-    if carry is not None:
-      level._check_carry(carry, batch_shape, 'initial_carry')
+  carries: list[Any] = [
+      None
+      if carry is None
+      else level._check_carry(carry, batch_shape, 'initial_carry')
+      for level, carry in zip(ways, initial_carry, strict=True)
+  ]
   if sharding.is_sharded(first, second, given):
-    graphdef, *states = nnx.split(
-        (first, second), lambda path, _: path[-1] == 'recurrent_kernel', ...
-    )
-    axes = sharding.axes_of_run(x.shape[:-1], time_major)
-    split = *states, *given
-    positions = (
-        *(axes.heads, axes.parameters),
-        *(axes.flags, axes.carry, axes.flags, axes.lengths, axes.flags),
-    )
-    over = sharding.choose(split, positions, first.num_heads)
-    if over[-1]:
-      raise NotImplementedError('the heads of each layer are over devices')
-
-    def part(split):
-      kernels, rest, *given = split
-      ways = nnx.merge(graphdef, kernels, rest)
-      return unroll(ways, given, reverse, time_major)
-
-    return sharding.spread(
-        part,
-        split,
-        positions=positions,
-        out_positions=(axes.carry, axes.steps),
-        over=over,
-    )
+    return _unroll_over_devices(ways, given, reverse, time_major)
   both = _side_by_side(first, second, first._dtype(x))
   carry = None
-  if any(c is not None for c in initial_carry):
+  if any(c is not None for c in carries):
     carries = [
-        level.initial_carry(batch_shape)
-        if given is None
-        else level._check_carry(given, batch_shape, 'initial_carry')
-        for level, given in zip(ways, initial_carry, strict=True)
+        level.initial_carry(batch_shape) if carry is None else carry
+        for level, carry in zip(ways, carries, strict=True)
     ]
     carry = jax.tree.map(_join, *map(tuple, carries))
   call = call_lib.Call(
@@ -108,13 +85,42 @@ def unroll(
       stop_recurrent_gradient=first.stop_recurrent_gradient,
   )
   with promotion.ranks_allowed():
-    carry, (y,) = both._run(x, carry, reset, seq_lengths, mask, call)
+    carry, (y,) = both._run((x, carry, reset, seq_lengths, mask), call)
   halves = [jnp.split(c, 2, axis=-1) for c in carry]
   own = [tuple(c[part] for c in halves) for part in (0, 1)]
   return (
       first._named(own[0], initial_carry[0]),
       second._named(own[1], initial_carry[1]),
   ), y
+
+
+def _unroll_over_devices(ways, given, reverse: bool, time_major: bool):
+  """`unroll`, each device with its part of the batch."""
+  graphdef, *states = nnx.split(
+      tuple(ways), lambda path, _: path[-1] == 'recurrent_kernel', ...
+  )
+  axes = sharding.axes_of_run(given[0].shape[:-1], time_major)
+  split = *states, *given
+  positions = (
+      *(axes.heads, axes.parameters),
+      *(axes.flags, axes.carry, axes.flags, axes.lengths, axes.flags),
+  )
+  over = sharding.choose(split, positions, ways[0].num_heads)
+  if over[-1]:
+    raise NotImplementedError('the heads of each layer are over devices')
+
+  def part(split):
+    kernels, rest, *given = split
+    ways = nnx.merge(graphdef, kernels, rest)
+    return unroll(ways, given, reverse, time_major)
+
+  return sharding.spread(
+      part,
+      split,
+      positions=positions,
+      out_positions=(axes.carry, axes.steps),
+      over=over,
+  )
 
 
 def _side_by_side(first, second, dtype) -> recurrent.RecurrentLayer:

@@ -234,22 +234,29 @@ def draw(
     value = jnp.stack(
         [each_head(f)(key) for f, key in zip(inits, keys, strict=True)]
     )
+  return _with_metadata(name, value, notes, value.ndim - len(shape))
+
+
+def _with_metadata(
+    name: str, value: jax.Array, notes: list[Any], added: int
+) -> nnx.Param:
+  """Returns a parameter with its gates' metadata, for `added` axes before."""
   if not notes:
     return nnx.Param(value)
   kinds = [jax.tree.structure(note) for note in notes]
   alike = all(note == notes[0] for note in notes) and len(set(kinds)) == 1
-  if len(notes) != gates or not alike:
+  if len(notes) != len(value) or not alike:
     raise ValueError(
         f'{name}: the initialisers of all gates must have the same metadata.'
     )
   if isinstance(notes[0], meta.AxisMetadata):
     box = notes[0]
-    for _ in range(value.ndim - len(shape)):
+    for _ in range(added):
       box = box.add_axis(0, {meta.PARTITION_NAME: None})
     return nnx.Param(value, linen_box=box.replace_boxed)
   metadata = dict(notes[0].metadata)
   if metadata.get('out_sharding'):
-    whole = (None,) * (value.ndim - len(shape))
+    whole = (None,) * added
     metadata['out_sharding'] = (*whole, *metadata['out_sharding'])
   return nnx.Param(
       dataclasses.replace(notes[0], raw_value=value, metadata=metadata)

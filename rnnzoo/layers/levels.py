@@ -145,13 +145,12 @@ def unroll(
   first._check_input(x, '[..., time, in_features]')
   call = first._call(reverse, time_major)
   lead = x.shape[:-1]
-  batch_shape = lead[1:] if time_major else lead[:-1]
+  steps, batch_shape = sequence_layer.time_and_batch(lead, time_major)
   for level, carry in zip(alike, initial_carry, strict=False):
     level._check_parameters()
     if carry is not None:
       level._check_carry(carry, batch_shape, 'initial_carry')
   reset, seq_lengths, mask = flags
-  steps = lead[0] if time_major else lead[-1]
   flags = [
       checks.flags(reset, lead, 'reset'),
       checks.lengths(seq_lengths, batch_shape, steps),

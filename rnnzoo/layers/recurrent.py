@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import math
-from typing import Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from flax import nnx
 import jax
@@ -303,7 +303,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     masks = self._masks(x, time_major, rngs)
     given = x, initial_carry, reset, seq_lengths, mask
     with promotion.ranks_allowed():
-      carry, (y,) = self._run(*given, call, masks=masks)
+      carry, (y,) = self._run(given, call, masks=masks)
     return self._named(carry, initial_carry), y
 
   def unroll_carries(
@@ -329,7 +329,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     call = self._call(reverse, time_major, len(self.cell.carry_names))
     given = x, initial_carry, reset, seq_lengths, mask
     with promotion.ranks_allowed():
-      carry, steps = self._run(*given, call, is_output=False)
+      carry, steps = self._run(given, call, is_output=False)
     return self._named(carry, initial_carry), self._named(steps, initial_carry)
 
   def _call(
@@ -356,7 +356,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     per_step = self.recurrent_dropout_per_step
     return self._over_devices(
         lambda layer, given: layer._run(
-            *given[:5], call, is_output, regularisation.Masks(*given[5:])
+            given[:5], call, is_output, regularisation.Masks(*given[5:])
         ),
         (*given, *masks),
         axes,
@@ -369,11 +369,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
 
   def _run(
       self,
-      x: Array,
-      initial_carry: Carry | None,
-      reset: Array | None,
-      seq_lengths: Array | None,
-      mask: Array | None,
+      given: tuple[Any, ...],
       call: call_lib.Call,
       is_output: bool = True,
       masks: regularisation.Masks = regularisation.NONE,
@@ -381,41 +377,69 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
     """Returns the final carry, and arrays of all steps.
 
     Args:
-      x: inputs as in `unroll`.
-      initial_carry: carry before the first step, or None.
-      reset: bool [..., time] or None.
-      seq_lengths: valid steps of each sequence, int [...], or None.
-      mask: bool [..., time] or None.
+      given: x, initial_carry, reset, seq_lengths and mask, as in `unroll`.
       call: static options.
       is_output: whether these are the layer's output alone, or the carry.
       masks: those of zoneout and dropout.
     """
-    self._check_input(x, '[..., time, in_features]')
-    lead = x.shape[:-1]
-    time, batch_shape = (
-        (lead[0], lead[1:]) if call.time_major else (lead[-1], lead[:-1])
+    given = self._checked(given, call)
+    if sharding.is_sharded(self, given):
+      return self._run_over_devices(given, call, is_output, masks)
+    x, initial_carry, *_ = given
+    lead, dtype = x.shape[:-1], self._dtype(x)
+    kept = dtype if is_output else self._state_dtype(x)
+    x, projection, operands, masks = self._flat(given, call, masks)
+    mask = operands.mask
+    # Outputs are the layer's, in its dtype; carries are as they are held.
+    call = dataclasses.replace(
+        call,
+        out_dtype=dtype if is_output else None,
+        starts=initial_carry is None,
     )
-    if initial_carry is not None:
-      initial_carry = self._check_carry(
-          initial_carry, batch_shape, 'initial_carry'
-      )
     over = self.time_axis_name
-    time_devices.check_names(over, (x, initial_carry, reset, seq_lengths, mask))
+    with jax.named_scope('recurrence'):
+      if masks.zoneout or masks.dropout is not None:
+        carry, steps = self._recur(masks, projection, operands, call, over)
+      else:
+        path = self.implementation
+        carry, steps = paths.run(
+            self._cell(), projection, operands, call, path, over
+        )
+    if is_output and self.readout is not None:
+      x = x if mask is None else jnp.where(mask[..., None], x, 0)
+      steps = (self._read(x, tuple(h.astype(dtype) for h in steps)),)
+    if is_output and mask is not None:
+      steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
+    reshaped = lambda a, lead: a.reshape(*lead, a.shape[-1])
+    _, batch_shape = sequence_layer.time_and_batch(lead, call.time_major)
+    carry = tuple(reshaped(c, batch_shape) for c in carry)
+    return carry, tuple(reshaped(s.astype(kept), lead) for s in steps)
+
+  def _checked(self, given: tuple[Any, ...], call: call_lib.Call):
+    """Returns the arrays of `_run`, or raises ValueError."""
+    x, carry, reset, seq_lengths, mask = given
+    self._check_input(x, '[..., time, in_features]')
+    lead, over = x.shape[:-1], self.time_axis_name
+    time, batch_shape = sequence_layer.time_and_batch(lead, call.time_major)
+    if carry is not None:
+      carry = self._check_carry(carry, batch_shape, 'initial_carry')
+    time_devices.check_names(over, (x, carry, reset, seq_lengths, mask))
     reset = checks.flags(reset, lead, 'reset')
     mask = checks.flags(mask, lead, 'mask')
     whole = time_devices.whole(time, over)
     seq_lengths = checks.lengths(seq_lengths, batch_shape, whole)
-    given = x, initial_carry, reset, seq_lengths, mask
-    if sharding.is_sharded(self, given):
-      return self._run_over_devices(given, call, is_output, masks)
-    dtype = self._dtype(x)
-    state = self._state_dtype(x)
+    return x, carry, reset, seq_lengths, mask
+
+  def _flat(self, given, call: call_lib.Call, masks: regularisation.Masks):
+    """Returns x, its projection, operands and masks, of one batch axis."""
+    x, initial_carry, reset, seq_lengths, mask = given
+    lead, dtype, state = x.shape[:-1], self._dtype(x), self._state_dtype(x)
+    time, batch_shape = sequence_layer.time_and_batch(lead, call.time_major)
     # Not -1, which has no meaning where there are no steps.
     batch = math.prod(batch_shape)
     flat_lead = (time, batch) if call.time_major else (batch, time)
 
     def flat(a):
-      """Makes one axis of all batch axes."""
       return None if a is None else a.reshape(*flat_lead, *a.shape[len(lead) :])
 
     rows = lambda c: c.reshape(batch, self.state_features)
@@ -426,7 +450,8 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
       dropout = flat(dropout) if per_step else rows(dropout)
     masks = regularisation.Masks(tuple(map(flat, masks.zoneout)), dropout)
     if seq_lengths is not None:
-      valid = time_devices.steps(time, over) < seq_lengths.reshape(batch, 1)
+      steps = time_devices.steps(time, self.time_axis_name)
+      valid = steps < seq_lengths.reshape(batch, 1)
       valid = valid.T if call.time_major else valid
       mask = valid if mask is None else mask & valid
       reset = None if reset is None else reset & valid
@@ -450,29 +475,7 @@ class RecurrentLayer(regularisation.Regularised, Generic[OwnT]):
         reset=reset,
         mask=mask,
     )
-    # Outputs are the layer's, in its dtype; carries are as they are held.
-    call = dataclasses.replace(
-        call,
-        out_dtype=dtype if is_output else None,
-        starts=initial_carry is None,
-    )
-    with jax.named_scope('recurrence'):
-      if masks.zoneout or masks.dropout is not None:
-        carry, steps = self._recur(masks, projection, operands, call, over)
-      else:
-        path = self.implementation
-        carry, steps = paths.run(
-            self._cell(), projection, operands, call, path, over
-        )
-    if is_output and self.readout is not None:
-      x = x if mask is None else jnp.where(mask[..., None], x, 0)
-      steps = (self._read(x, tuple(h.astype(dtype) for h in steps)),)
-    if is_output and mask is not None:
-      steps = tuple(jnp.where(mask[..., None], h, 0) for h in steps)
-    kept = dtype if is_output else state
-    reshaped = lambda a, lead: a.reshape(*lead, a.shape[-1])
-    carry = tuple(reshaped(c, batch_shape) for c in carry)
-    return carry, tuple(reshaped(s.astype(kept), lead) for s in steps)
+    return x, projection, operands, masks
 
   @promotion.of_ranks
   def step(

@@ -168,9 +168,7 @@ class Regularised(parameters.CellParameters):
     if self.deterministic or rngs is None:
       return NONE
     self._check_input(x, '[..., time, in_features]')
-    time, batch = x.shape[-2], x.shape[:-2]
-    if time_major:
-      time, batch = x.shape[0], x.shape[1:-1]
+    time, batch = sequence_layer.time_and_batch(x.shape[:-1], time_major)
     shape = *batch, self.state_features
     key = rngs.dropout()
 

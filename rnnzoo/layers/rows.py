@@ -109,8 +109,7 @@ class RowLayer(sequence_layer.SequenceLayer):
     """`_unroll`, each device with its part of a batch that is sharded."""
     time_major = options.get('time_major', False)
     lead = x.shape[:-1]
-    batch_shape = lead[1:] if time_major else lead[:-1]
-    time = lead[0 if time_major else -1]
+    time, batch_shape = sequence_layer.time_and_batch(lead, time_major)
     given = (
         jnp.asarray(x),
         carry,

@@ -148,6 +148,11 @@ class SequenceLayer(nnx.Module):
     """
 
 
+def time_and_batch(lead: Any, time_major: bool) -> tuple[int, tuple[int, ...]]:
+  """Returns the number of steps, and the batch axes beside time."""
+  return (lead[0], lead[1:]) if time_major else (lead[-1], lead[:-1])
+
+
 # A layer class, or any function with the signature
 # (in_features, features, *, rngs, **options).
 LayerFactory = Callable[..., SequenceLayer]

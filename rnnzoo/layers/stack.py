@@ -345,7 +345,7 @@ class Stack(sequence_layer.SequenceLayer):
     lowest._check_input(x, '[..., time, in_features]')
     graphdef, state = nnx.split(self)
     lead = x.shape[:-1]
-    batch, time = (lead[1:], lead[0]) if time_major else (lead[:-1], lead[-1])
+    time, batch = sequence_layer.time_and_batch(lead, time_major)
     levels: list[Any] = list(self.layers)
     for level, carry in zip(levels, initial_carry, strict=True):
       if carry is not None:

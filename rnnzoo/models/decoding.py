@@ -85,18 +85,7 @@ def greedy(
   *_, tokens, scores = jax.lax.while_loop(
       goes_on,
       proceed,
-      (
-          jnp.zeros((), jnp.int32),
-          *devices.alike(
-              (
-                  carry,
-                  jnp.full(batch, START, jnp.int32),
-                  jnp.zeros(batch, bool),
-                  jnp.full((batch, max_length), PAD, jnp.int32),
-                  jnp.zeros(batch, jnp.float32),
-              )
-          ),
-      ),
+      _start(carry, (batch,), max_length, jnp.zeros(batch, jnp.float32)),
   )
   return Decoded(tokens, _lengths(tokens), scores)
 
@@ -166,23 +155,13 @@ def beam_search(
     decided = jnp.max(best, axis=1) >= jnp.max(bound, axis=1)
     return (time < max_length) & ~jnp.all(decided)
 
+  shape = batch, num_beams
   first = jnp.where(jnp.arange(num_beams) == 0, 0.0, -jnp.inf)
+  counts = jnp.zeros(shape, jnp.int32), jnp.broadcast_to(first, shape)
   _, _, _, ended, tokens, lengths, scores = jax.lax.while_loop(
       goes_on,
       proceed,
-      (
-          jnp.zeros((), jnp.int32),
-          *devices.alike(
-              (
-                  carry,
-                  jnp.full((batch, num_beams), START, jnp.int32),
-                  jnp.zeros((batch, num_beams), bool),
-                  jnp.full((batch, num_beams, max_length), PAD, jnp.int32),
-                  jnp.zeros((batch, num_beams), jnp.int32),
-                  jnp.broadcast_to(first, (batch, num_beams)),
-              )
-          ),
-      ),
+      _start(carry, shape, max_length, *counts),
   )
   # A sequence that was cut off counts only where none has ended.
   ranks = normalised(scores, lengths)
@@ -190,6 +169,18 @@ def beam_search(
   best = jnp.argmax(ranks, axis=1)
   tokens = tokens[rows[:, 0], best]
   return Decoded(tokens, _lengths(tokens), scores[rows[:, 0], best])
+
+
+def _start(carry: Any, shape: tuple[int, ...], max_length: int, *counts: Array):
+  """Returns the state of a search before its first step."""
+  state = (
+      carry,
+      jnp.full(shape, START, jnp.int32),
+      jnp.zeros(shape, bool),
+      jnp.full((*shape, max_length), PAD, jnp.int32),
+      *counts,
+  )
+  return jnp.zeros((), jnp.int32), *devices.alike(state)
 
 
 def _log_probabilities(logits: Array) -> Array:

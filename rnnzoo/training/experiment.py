@@ -136,12 +136,10 @@ def prepare(
   )
   train = task.splits['train']
   _check_seeds(config, train, placement)
-  steps_per_epoch = visits.Visits(
-      train, task.batch_size, placement
-  ).steps_per_epoch
+  seen = visits.Visits(train, task.batch_size, placement)
+  steps_per_epoch = seen.steps_per_epoch
   _check_steps(config, steps_per_epoch)
-  num_steps = config.num_epochs * steps_per_epoch
-  rates = config.optimizer, num_steps, steps_per_epoch
+  rates = config.optimizer, config.num_epochs * steps_per_epoch, steps_per_epoch
   program = step.Program(
       task,
       optimization.make_optimizer(*rates),
@@ -154,10 +152,7 @@ def prepare(
       config.optimizer.average_patience > 0,
   )
   _check_program(program, train, config.optimizer)
-  full_name = prefix = name
-  if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
-    full_name += ' with ' + ', '.join(f'{k}={changed[k]}' for k in differs)
-    prefix += '-changed'
+  full_name, prefix = _names(name, changed)
   seeds = processes.from_first(lambda: _fresh_seeds(config, workdir))
   taken = warm_start.take(config, task, seeds if mode == 'train' else ())
   data = data._replace(taken={str(k): one.digest for k, one in taken.items()})
@@ -179,6 +174,14 @@ def prepare(
       steps_per_epoch=steps_per_epoch,
       taken=taken,
   )
+
+
+def _names(name: str, changed: Mapping[str, Any]) -> tuple[str, str]:
+  """Returns an experiment's name, and the start of its directory's name."""
+  if differs := [key for key in changed if key not in _NOT_IN_THE_NAME]:
+    values = ', '.join(f'{k}={changed[k]}' for k in differs)
+    return f'{name} with {values}', f'{name}-changed'
+  return name, name
 
 
 def _fresh_seeds(config: ml_collections.ConfigDict, workdir: str) -> list[int]:

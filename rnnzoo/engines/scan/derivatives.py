@@ -396,14 +396,13 @@ def forward(
   params, _, _, kernel, carry, restart, _, _ = saved.operands
   d_params, d_weights, d_x, d_kernel, d_carry, d_restart, _, _ = tangents
   cell, reverse = plan.cell, plan.call.reverse
-  stop = plan.call.stop_recurrent_gradient
   kernels = scan_steps.pack(cell, kernel)
   d_kernels = scan_steps.pack(cell, d_kernel)
   staged = cell if isinstance(cell, cell_lib.TwoStageCell) else None
 
   def through(stage, d_operand, d_gates):
     """Returns the tangents of a stage's gates, R doperand + dR operand."""
-    if stop:
+    if plan.call.stop_recurrent_gradient:
       return d_gates
     moved = products.multiply(kernels[stage], d_operand)
     return tuple(
@@ -437,18 +436,7 @@ def forward(
     push = lambda f, *at: autodiff.pushforward(f, at, (d_weights, d_x))
     at, d_x_gates = _points(plan, saved, kernels, xs, push)
     x_gates, h_gates, start, reset, mask = at
-    # dR times its operand, one tuple for each stage.
-    d_given: list[tuple[Any, ...]] = [(None,) * len(h_gates)]
-    if staged is not None:
-      d_given = [(None,) * (len(h_gates) - 1), (None,)]
-    if d_kernels:
-      multiplied = [start[0]]
-      if staged is not None:
-        first = h_gates[:-1]
-        multiplied.append(staged.operand(params, x_gates, first, start))
-      if stop:  # A constant in second derivatives, too.
-        multiplied = lax.stop_gradient(multiplied)
-      d_given = list(map(products.multiply, d_kernels, multiplied))
+    d_given = _by_tangents(plan, params, d_kernels, at)
     return loop(
         body,
         d_carry,
@@ -459,12 +447,25 @@ def forward(
 
   d_carry, d_restart = _instantiated((d_carry, d_restart), (carry, restart))
   return scan_steps.scan_chunks(
-      chunk,
-      d_carry,
-      _steps(saved, d_x),
-      plan.chunk,
-      reverse,
+      chunk, d_carry, _steps(saved, d_x), plan.chunk, reverse
   )
+
+
+def _by_tangents(
+    plan: scan_steps.Plan, params, d_kernels, at: scan_steps.Linearization
+) -> list[tuple[Any, ...]]:
+  """Returns dR times its operand for a chunk, one tuple for each stage."""
+  cell, none = plan.cell, (None,) * len(at.h_gates)
+  staged = cell if isinstance(cell, cell_lib.TwoStageCell) else None
+  if not d_kernels:
+    return [none] if staged is None else [none[:-1], none[-1:]]
+  multiplied = [at.start[0]]
+  if staged is not None:
+    first = at.h_gates[:-1]
+    multiplied.append(staged.operand(params, at.x_gates, first, at.start))
+  if plan.call.stop_recurrent_gradient:  # In second derivatives, too.
+    multiplied = lax.stop_gradient(multiplied)
+  return list(map(products.multiply, d_kernels, multiplied))
 
 
 def _instantiated(tangents, primals):

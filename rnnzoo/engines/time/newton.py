@@ -196,42 +196,6 @@ def solve(
     more &= state.iterations < most
     return more & jnp.isfinite(state.residual)
 
-  def iterate(state):
-    s = parts.with_ends(state.new, state.ends)
-    before = problem.before(init, s)
-    maps = problem.maps(before)
-    gaps = tuple(map(jnp.subtract, state.new, s))
-    terms = _error_terms(problem, maps, state, init, init_errors, before)
-    correction, errors = maps_lib.solve(maps, [gaps, terms], problem.reverse)
-    # Not s + d: where d is the open equation's alone, the sum is new itself.
-    s = tuple(
-        new + jnp.where(jnp.isfinite(d), d - gap, 0)
-        for new, d, gap in zip(state.new, correction, gaps, strict=True)
-    )
-    # After as many runs as there are parts, all parts are exact.
-    runs = jnp.minimum(
-        jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
-        jnp.maximum(parts.count - state.runs, 1),
-    )
-    ends = parts.run_often(parts.ends(s), runs - 1)
-    new = parts.carries(ends)
-    if not problem.exact:
-      errors = tuple(map(jnp.add, state.errors, errors))
-    errors = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in errors)
-    so_far = problem.scales(newton_errors.scales_so_far, new)
-    sensitivity = newton_errors.largest(errors, so_far)
-    return _State(
-        ends=ends,
-        new=new,
-        # An infinite error would stay one in the next iteration.
-        errors=tuple(jnp.where(jnp.isfinite(e), e, 0) for e in errors),
-        iterations=state.iterations + 1,
-        runs=state.runs + runs,
-        residual=_residual_of_joints(problem, parts, new, ends),
-        earlier=state.residual,
-        sensitivity=sensitivity,
-    )
-
   new = parts.carries(guess)
   residual = _residual_of_joints(problem, parts, new, guess)
   start = _State(
@@ -247,7 +211,7 @@ def solve(
   )
   state = lax.while_loop(
       lambda state: ~time_parts.for_all_mapped(~unfinished(state)),
-      iterate,
+      lambda state: _iterate(problem, parts, init, init_errors, state),
       start,
   )
   final = right(state)
@@ -260,6 +224,46 @@ def solve(
       in_turn=state.runs * parts.length,
   )
   return problem.before(init, state.new), errors, report, final
+
+
+def _iterate(
+    problem: Problem, parts: time_parts.Parts, init, init_errors, state: _State
+) -> _State:
+  """Takes one affine scan, and runs parts of time from its carries."""
+  s = parts.with_ends(state.new, state.ends)
+  before = problem.before(init, s)
+  maps = problem.maps(before)
+  gaps = tuple(map(jnp.subtract, state.new, s))
+  terms = _error_terms(problem, maps, state, init, init_errors, before)
+  correction, errors = maps_lib.solve(maps, [gaps, terms], problem.reverse)
+  # Not s + d: where d is the open equation's alone, the sum is new itself.
+  s = tuple(
+      new + jnp.where(jnp.isfinite(d), d - gap, 0)
+      for new, d, gap in zip(state.new, correction, gaps, strict=True)
+  )
+  # After as many runs as there are parts, all parts are exact.
+  runs = jnp.minimum(
+      jnp.minimum(2 ** jnp.clip(state.iterations - _LATE, 0, 30), _MOST_RUNS),
+      jnp.maximum(parts.count - state.runs, 1),
+  )
+  ends = parts.run_often(parts.ends(s), runs - 1)
+  new = parts.carries(ends)
+  if not problem.exact:
+    errors = tuple(map(jnp.add, state.errors, errors))
+  errors = tuple(jnp.where(jnp.isfinite(e), e, jnp.inf) for e in errors)
+  so_far = problem.scales(newton_errors.scales_so_far, new)
+  sensitivity = newton_errors.largest(errors, so_far)
+  return _State(
+      ends=ends,
+      new=new,
+      # An infinite error would stay one in the next iteration.
+      errors=tuple(jnp.where(jnp.isfinite(e), e, 0) for e in errors),
+      iterations=state.iterations + 1,
+      runs=state.runs + runs,
+      residual=_residual_of_joints(problem, parts, new, ends),
+      earlier=state.residual,
+      sensitivity=sensitivity,
+  )
 
 
 def solve_linear(problem: Problem, init: Carry) -> tuple[Carry, Any]:

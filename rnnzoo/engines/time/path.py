@@ -46,6 +46,9 @@ Operands = call_lib.Operands
 Plan = newton_plan.Plan
 Report = newton.Report
 
+# A cell, its parameters and the packed recurrent kernels.
+_Equations = tuple[cell_lib.Cell, cell_lib.Params, tuple[Array, ...]]
+
 
 def unroll(plan: Plan, operands: Operands) -> tuple[Carry, Carry]:
   """Runs a cell over time: `scan_loop.unroll` by Newton's method."""
@@ -75,86 +78,18 @@ def unroll_with_report(
 def _unroll_with_report(
     plan: Plan, operands: Operands, iterations: Array | None
 ) -> tuple[Carry, Carry, Report]:
-  bare = iterations is not None
-  params, weights, x, kernel, carry, restart, reset, mask = operands
-  steps = plan.steps
-  cell, reverse = steps.cell, steps.call.reverse
-  dtype = carry[0].dtype
-  # Rounded to 16 bits, h would be a staircase, which has no derivative.
-  wide = None if kernel is None else kernel.astype(dtype)
-  kernels = scan_steps.pack(cell, wide)
-
+  _, _, x, _, carry, restart, reset, mask = operands
+  steps, dtype = plan.steps, carry[0].dtype
+  equations = _equations(plan, operands)
   # If rounding errors grow to more of the carry's scale, another order of
   # operations gives another trajectory, and path 1's is the one to be returned.
   accepted = 1e-4 if dtype == jnp.float32 else 1e-10
-  bound = jnp.inf if bare else accepted
-
-  def body(carry, xs):
-    x_gates, reset, mask = xs
-    start = scan_steps.select(reset, restart, carry)
-    new, _ = scan_steps.step(cell, params, kernels, x_gates, start)
-    if mask is not None:
-      new = scan_steps.select(mask, new, start)
-    return new, new
-
-  def noise(before, xs):
-    x_gates, reset, _ = xs
-    start = scan_steps.select(reset, restart, before)
-    return newton_errors.noise(cell, params, kernels, x_gates, start)
+  bound = accepted if iterations is None else jnp.inf
 
   def window(state, xs):
-    x, reset, mask = xs
-    init, errors, report = state
-    x_gates = scan_steps.project(steps.project, init, mask, weights, x)
-
-    def maps(before):
-      start = scan_steps.select(reset, restart, before)
-      h_gates = scan_steps.multiply(cell, params, kernels, x_gates, start)
-      given = cell, params, kernels, x_gates, h_gates, start
-      found = jacobians.of_steps(*given, exact=plan.exact)
-      return jacobians.held(found, reset, mask)
-
-    problem = newton.Problem(
-        body=body,
-        xs=(x_gates, reset, mask),
-        maps=maps,
-        exact=plan.exact,
-        reverse=reverse,
-        heads=_heads(kernel, init),
-        begins=None if reset is None else reset[..., None],
-        noise=noise if kernels and kernels[0].shape[1] > 1 else None,
-        at_once=jacobians.steps_at_once(cell, params, x_gates, init),
-    )
-    guess, guess_in_turn = newton_guess.first(
-        problem, cell, params, kernels, init, restart
-    )
-    before, after_errors, found, is_trajectory = newton.solve(
-        problem,
-        init,
-        errors,
-        guess,
-        most_sensitive=bound,
-        iterations=iterations,
-    )
-    if bare:
-      is_trajectory = jnp.ones_like(is_trajectory)
-
-    carries, errors, sensitivity = lax.cond(
-        time_parts.for_all_mapped(is_trajectory),
-        lambda: (problem.after(before)[1], after_errors, found.sensitivity),
-        lambda: _in_turn(problem, init, errors),
-    )
-    report = Report(
-        iterations=jnp.maximum(report.iterations, found.iterations),
-        residual=jnp.maximum(report.residual, found.residual),
-        sensitivity=jnp.maximum(report.sensitivity, sensitivity),
-        fell_back=report.fell_back | found.fell_back,
-        in_turn=report.in_turn
-        + found.in_turn
-        + guess_in_turn
-        + jnp.where(is_trajectory, 0, x.shape[0]),
-    )
-    return (problem.last(carries), errors, report), carries
+    problem = _problem(plan, operands, equations, state[0], xs)
+    guess = newton_guess.first(problem, *equations, state[0], restart)
+    return _solved(problem, guess, state, bound, iterations)
 
   zero = devices.like(jnp.zeros((), dtype), x)
   report = Report(
@@ -182,7 +117,7 @@ def _unroll_with_report(
       (carry, jax.tree.map(jnp.zeros_like, carry), report),
       (x, reset, mask),
       steps.chunk,
-      reverse,
+      steps.call.reverse,
   )
   hopeful = time_parts.for_all_mapped(report.sensitivity <= bound)
   final, carries = lax.cond(
@@ -192,9 +127,85 @@ def _unroll_with_report(
   )
   report = report._replace(
       fell_back=report.fell_back | ~hopeful,
-      in_turn=report.in_turn + jnp.where(hopeful, 0, operands.x.shape[0]),
+      in_turn=report.in_turn + jnp.where(hopeful, 0, x.shape[0]),
   )
   return final, carries, report
+
+
+def _equations(plan: Plan, operands: Operands) -> _Equations:
+  """Returns the equations, with kernels in the dtype of the carry."""
+  # Rounded to 16 bits, h would be a staircase, which has no derivative.
+  kernel, dtype = operands.recurrent_kernel, operands.carry[0].dtype
+  wide = None if kernel is None else kernel.astype(dtype)
+  cell = plan.steps.cell
+  return cell, operands.params, scan_steps.pack(cell, wide)
+
+
+def _problem(
+    plan: Plan, operands: Operands, equations: _Equations, init: Carry, xs
+) -> newton.Problem:
+  """Returns the steps of a window from its first carry, inputs and flags."""
+  (cell, params, kernels), (x, reset, mask) = equations, xs
+  project, weights = plan.steps.project, operands.weights
+  x_gates = scan_steps.project(project, init, mask, weights, x)
+
+  def body(carry, xs):
+    x_gates, reset, mask = xs
+    start = scan_steps.select(reset, operands.restart, carry)
+    new, _ = scan_steps.step(*equations, x_gates, start)
+    if mask is not None:
+      new = scan_steps.select(mask, new, start)
+    return new, new
+
+  def noise(before, xs):
+    x_gates, reset, _ = xs
+    start = scan_steps.select(reset, operands.restart, before)
+    return newton_errors.noise(*equations, x_gates, start)
+
+  def maps(before):
+    start = scan_steps.select(reset, operands.restart, before)
+    h_gates = scan_steps.multiply(*equations, x_gates, start)
+    given = *equations, x_gates, h_gates, start
+    found = jacobians.of_steps(*given, exact=plan.exact)
+    return jacobians.held(found, reset, mask)
+
+  return newton.Problem(
+      body=body,
+      xs=(x_gates, reset, mask),
+      maps=maps,
+      exact=plan.exact,
+      reverse=plan.steps.call.reverse,
+      heads=_heads(kernels, init),
+      begins=None if reset is None else reset[..., None],
+      noise=noise if kernels and kernels[0].shape[1] > 1 else None,
+      at_once=jacobians.steps_at_once(cell, params, x_gates, init),
+  )
+
+
+def _solved(problem: newton.Problem, guess, state, bound: float, iterations):
+  """Solves a window, or else runs its steps; returns its state and carries."""
+  (init, errors, report), (ends, guess_in_turn) = state, guess
+  before, after_errors, found, is_trajectory = newton.solve(
+      problem, init, errors, ends, most_sensitive=bound, iterations=iterations
+  )
+  if iterations is not None:
+    is_trajectory = jnp.ones_like(is_trajectory)
+  carries, errors, sensitivity = lax.cond(
+      time_parts.for_all_mapped(is_trajectory),
+      lambda: (problem.after(before)[1], after_errors, found.sensitivity),
+      lambda: _in_turn(problem, init, errors),
+  )
+  report = Report(
+      iterations=jnp.maximum(report.iterations, found.iterations),
+      residual=jnp.maximum(report.residual, found.residual),
+      sensitivity=jnp.maximum(report.sensitivity, sensitivity),
+      fell_back=report.fell_back | found.fell_back,
+      in_turn=report.in_turn
+      + found.in_turn
+      + guess_in_turn
+      + jnp.where(is_trajectory, 0, len(carries[0])),
+  )
+  return (problem.last(carries), errors, report), carries
 
 
 def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
@@ -230,9 +241,9 @@ def _in_turn(problem: newton.Problem, init: Carry, errors: Carry):
   return carries, errors, worst
 
 
-def _heads(kernel: Array | None, carry: Carry) -> int:
+def _heads(kernels: tuple[Array, ...], carry: Carry) -> int:
   """Returns the number of heads; without R every feature is one."""
-  return carry[0].shape[-1] if kernel is None else kernel.shape[1]
+  return len(kernels[0]) if kernels else carry[0].shape[-1]
 
 
 def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
@@ -243,17 +254,13 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
     operands: operands of the unroll.
     transposed: whether the steps are the adjoint's.
   """
-  steps = plan.steps
-  cell, stop = steps.cell, steps.call.stop_recurrent_gradient
-  params, carry = operands.params, operands.carry
-  kernel = operands.recurrent_kernel
-  wide = None if kernel is None else kernel.astype(carry[0].dtype)
-  kernels = scan_steps.pack(cell, wide)
+  stop = plan.steps.call.stop_recurrent_gradient
+  equations = cell, params, kernels = _equations(plan, operands)
 
   def loop(body, init, xs, linearization, *, reverse):
     x_gates, h_gates, start, reset, mask = linearization
     maps = jacobians.of_steps(
-        cell, params, kernels, x_gates, h_gates, start, exact=True, stop=stop
+        *equations, x_gates, h_gates, start, exact=True, stop=stop
     )
     maps = jacobians.held(maps, reset, mask)
     if transposed:
@@ -264,7 +271,7 @@ def _loop(plan: Plan, operands: Operands, transposed: bool) -> scan_steps.Loop:
         maps=lambda _: maps,
         exact=True,
         reverse=reverse,
-        heads=_heads(kernel, init),
+        heads=_heads(kernels, init),
         begins=None if reset is None else reset[..., None],
         at_once=jacobians.steps_at_once(cell, params, x_gates, start),
     )
