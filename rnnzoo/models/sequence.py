@@ -192,8 +192,10 @@ class SequenceModel(nnx.Module):
       x = checks.tokens(x, self.embedding.num_embeddings, axes='[...]')
       x = self._embed(x[..., None])[..., 0, :]
     if carry is None:
-      carry = self.backbone.initial_carry(jnp.shape(x)[:-1])
-      reset = jnp.ones(jnp.shape(x)[:-1], bool)
+      batch_shape = jnp.shape(x)[:-1]
+      carry = self.backbone.initial_carry(batch_shape)
+      checks.flags(reset, batch_shape, 'reset')
+      reset = jnp.ones(batch_shape, bool)
     carry, y = self.backbone.step(carry, x, reset=reset)
     with jax.named_scope('logits'):
       return carry, self.head(y)

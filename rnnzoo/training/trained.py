@@ -311,7 +311,7 @@ class Trained:
     for prompt in prompts:
       _text(prompt, 'prompt')
     key = self.seed if key is None else key
-    key = jax.random.key(key) if isinstance(key, numbers.Integral) else key
+    key = jax.random.key(int(key)) if isinstance(key, numbers.Integral) else key
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     names = {'length', 'temperature', 'top_k', 'top_p'}
