@@ -306,38 +306,21 @@ def backward_part(
 
   def pull_piece(piece: plan_lib.Piece):
     plan = piece.plan
-    own_flags = _flags_of(piece, flags)
     own = piece.cut(axis + 1, operands)
-    own_gates: list[Array] = []
-    if not plan.again:
-      own_gates = [
-          gradients.h_gates(
-              h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
-          )
-          for h, p in zip(own, plan.stages, strict=True)
-      ]
     d_x, d_gates, d_carry, d_theta, d_restart = backward.backward(
         plan,
         theta,
         piece.cut(axis, x),
-        own_gates,
+        [] if plan.again else _h_gates(plan, own, recurrent_kernel),
         (own[0], *piece.cut(axis, starts[1:])),
         matrix,
         again if plan.again else (),
-        own_flags,
+        _flags_of(piece, flags),
         piece.cut(axis, d_carries),
         piece.cut(1, d_last),
     )
-    if plan.in_place:
-      cores = recurrence.target.cores
-      d_recurrent_kernel = gradients.d_small_kernel(own[0], d_x, cores)
-    else:
-      d_gates = d_gates or [
-          d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
-      ]
-      d_recurrent_kernel = jnp.concatenate(
-          [gradients.d_kernel(h, d) for h, d in zip(own, d_gates, strict=True)]
-      )
+    cores = recurrence.target.cores
+    d_recurrent_kernel = _d_recurrent_kernel(plan, cores, own, d_x, d_gates)
     return d_x, d_carry, d_restart, d_theta.sum(1), d_recurrent_kernel
 
   d_x, d_carry, d_restart, d_theta, d_recurrent_kernel = zip(
@@ -354,6 +337,32 @@ def backward_part(
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _h_gates(
+    plan: plan_lib.Plan, factors: list[Array], recurrent_kernel: Array
+) -> list[Array]:
+  """Returns the products of all steps with R, one for each factor."""
+  return [
+      gradients.h_gates(
+          h, recurrent_kernel[p.first :][: p.gates].astype(plan.dtype)
+      )
+      for h, p in zip(factors, plan.stages, strict=True)
+  ]
+
+
+def _d_recurrent_kernel(
+    plan: plan_lib.Plan, cores: int, factors: list[Array], d_x, d_gates
+) -> Array:
+  """Returns the cotangent of R, of cotangents of gates; of d_x without."""
+  if plan.in_place:
+    return gradients.d_small_kernel(factors[0], d_x, cores)
+  d_gates = d_gates or [
+      d_x[None, :, :, p.first :][..., : p.gates, :] for p in plan.stages
+  ]
+  return jnp.concatenate(
+      [gradients.d_kernel(h, d) for h, d in zip(factors, d_gates, strict=True)]
+  )
 
 
 def _flags_of(piece: plan_lib.Piece, flags: Array | None) -> Array | None:

@@ -231,14 +231,13 @@ def _adjoint(
     d_last,
 ):
   """The kernel; `reads` says for each input whether it is read."""
-  accuracy = kernel_call.accuracy(plan)
   walk, inputs, states = loop.walk, loop.inputs, len(like[1])
   d_carry_ref, d_theta_ref, d_restart_ref, *mailbox = loop.others
   theta = loop.theta(theta)
   if plan.has_flags:
     restart = _initial(loop, restart, plan.has_restart, states)
   carry = _initial(loop, carry, plan.has_carry, states)
-  step = _Step(plan, len(reads), theta, accuracy)
+  step = _Step(plan, len(reads), theta, kernel_call.accuracy(plan))
 
   def find(k):
     block = loop.flags(k)
@@ -266,9 +265,8 @@ def _adjoint(
         linear_maps.where(walk.time(k, i) == first_time, carry, before)
         for i, before in enumerate(befores)
     ]
-    d_pairs, d_restart = _pairs(
-        block, lambdas, befores, scales, restart, d_restart
-    )
+    given = block, lambdas, befores, scales, restart, d_restart
+    d_pairs, d_restart = _pairs(*given)
     found, out = step.pull(pullbacks, d_pairs)
     for each in found:
       d_always = tuple(map(lax.add, d_always, each))
@@ -282,9 +280,8 @@ def _adjoint(
   mu, d_always, d_restart = loop.run(wave, state)
   handoff.end()
   _write_last(loop, d_carry_ref, mu)
-  d_theta = step.d_theta(d_always)
   part = walk.segment * plan.config.warpgroups + walk.warpgroup
-  for k, value in enumerate(d_theta):
+  for k, value in enumerate(step.d_theta(d_always)):
     d_theta_ref[walk.batch, part, k, walk.features] = value
   for k, value in enumerate(d_restart):
     d_restart_ref[k, walk.batch, part, walk.features] = value

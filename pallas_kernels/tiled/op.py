@@ -358,15 +358,8 @@ def _backward_part(
       x = plan_lib.inputs(
           plan, h, gates, alone, recurrent_kernel, of_inputs.dtype
       )
-    by_head = h.reshape(1, *h.shape[:2], 1, -1)
-    results = dense_op.backward_part(
-        few,
-        *(theta, x, recurrent_kernel, carry, restart),
-        None if flags is None else flags[None],
-        *((by_head,), others, None, *cotangents),
-    )
-    no_restart = flags is None or not recurrence.restart_learns
-    return *results[:4], jnp.zeros_like(restart) if no_restart else results[4]
+    primals = theta, x, recurrent_kernel, carry, restart
+    return _of_few_rows_backward(few, primals, flags, h, others, cotangents)
   if gates is None:
     gates, alone = plan_lib.kept(plan, h, x, recurrent_kernel), plan_lib.alone(
         plan, x
@@ -399,6 +392,19 @@ def _backward_part(
 
 
 _run.defvjp(_run_fwd, _run_bwd)
+
+
+def _of_few_rows_backward(few, primals, flags, h, others, cotangents):
+  """`_backward_part` by the kernels for few rows."""
+  by_head = h.reshape(1, *h.shape[:2], 1, -1)
+  results = dense_op.backward_part(
+      few,
+      *primals,
+      None if flags is None else flags[None],
+      *((by_head,), others, None, *cotangents),
+  )
+  no_restart = flags is None or not few.restart_learns
+  return *results[:4], jnp.zeros_like(primals[4]) if no_restart else results[4]
 
 
 def _d_recurrent_kernel(plan: plan_lib.Plan, h: Array, d_gates: Array) -> Array:

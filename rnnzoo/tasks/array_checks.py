@@ -194,7 +194,7 @@ def tokens(given: Any, num_tokens: int, least: int = 1) -> np.ndarray:
   """
   noun = f'tokens, integers from 0 to {num_tokens - 1},'
   if isinstance(given, Mapping):
-    raise ValueError(f'inputs must be one array of {noun} got a mapping')
+    raise ValueError(f'inputs must be {noun} in one array; got a mapping')
   found = numbers(given, 'inputs', ('B', 'T'), kinds='iu', noun=noun)
   if found.shape[1] < least:
     raise ValueError(

@@ -120,7 +120,7 @@ class ArrayChecksTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (None, 'got object'),
-      ({'tokens': TOKENS}, 'got object'),
+      ({'tokens': TOKENS}, 'got a mapping'),
       (TOKENS * 1.0, 'got float64'),
       (TOKENS > 1, 'got bool'),
       (TOKENS[0], r'got uint8 of shape \[2\]; inputs\[None\] makes'),
