@@ -178,20 +178,7 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
       rngs: nnx.Rngs,
       **options: Unpack[_Options],
   ):
-    settings.within(forget_bias, 'forget_bias')
-    forget_init = initializers.shifted(bias_init, forget_bias)
-    if chrono_steps is not None:
-      settings.positive(chrono_steps, 'chrono_steps')
-      settings.within(chrono_steps, 'chrono_steps', least=3)
-      if forget_bias:
-        raise ValueError(
-            f'chrono_steps={chrono_steps} draws the bias of f, which'
-            f' forget_bias={forget_bias} shifts; give one of them.'
-        )
-      draw = initializers.chrono(chrono_steps)
-      forget_init = initializers.changed(
-          bias_init, lambda key, value: draw(key, value.shape, value.dtype)
-      )
+    forget_init = _forget_init(bias_init, forget_bias, chrono_steps)
     settings.bias_of_gate(forget_bias, options)
     settings.boolean(peephole, 'peephole')
     own = PeepholeLSTMCell() if peephole else LSTMCell()
@@ -225,20 +212,24 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
         **options,
     )
     if projection is not None and self.recurrent_structure is not None:
-      kernel: Any = self.recurrent_kernel
-      try:
-        jax.eval_shape(self.recurrent_structure, kernel[...])
-      except (TypeError, ValueError) as error:
-        raise ValueError(
-            f'recurrent_structure cannot take the R of projection={projection},'
-            f' {kernel.shape}, which is not square: {error}'
-            ' Leaving recurrent_structure or projection out would work.'
-        ) from error
+      self._check_structure(projection)
     if chrono_steps is not None:
       if self.bias is None:
         raise ValueError('chrono_steps needs use_bias=True.')
       i, f = 0, 1
       self.bias[...] = self.bias[...].at[i].set(-self.bias[...][f])
+
+  def _check_structure(self, projection: int) -> None:
+    """Raises ValueError for a structure that takes square matrices alone."""
+    kernel: Any = self.recurrent_kernel
+    try:
+      jax.eval_shape(self.recurrent_structure, kernel[...])
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+          f'recurrent_structure cannot take the R of projection={projection},'
+          f' {kernel.shape}, which is not square: {error}'
+          ' Leaving recurrent_structure or projection out would work.'
+      ) from error
 
   def _block(self) -> tuple[int, int]:
     if isinstance(self.readout, readouts.Projection):
@@ -250,3 +241,21 @@ class LSTM(recurrent.RecurrentLayer[LSTMCarry]):
     if isinstance(self.readout, readouts.Projection):
       return self.readout.folded(kernel)
     return kernel
+
+
+def _forget_init(bias_init, forget_bias: float, chrono_steps: int | None):
+  """Returns the initialiser of the bias of f."""
+  settings.within(forget_bias, 'forget_bias')
+  if chrono_steps is None:
+    return initializers.shifted(bias_init, forget_bias)
+  settings.positive(chrono_steps, 'chrono_steps')
+  settings.within(chrono_steps, 'chrono_steps', least=3)
+  if forget_bias:
+    raise ValueError(
+        f'chrono_steps={chrono_steps} draws the bias of f, which'
+        f' forget_bias={forget_bias} shifts; give one of them.'
+    )
+  draw = initializers.chrono(chrono_steps)
+  return initializers.changed(
+      bias_init, lambda key, value: draw(key, value.shape, value.dtype)
+  )

@@ -143,16 +143,7 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
     settings.positive(num_blocks, 'num_blocks')
     size = features if state_features is None else state_features
     settings.positive(size, 'state_features')
-    if 2 * size > _MOST_ROWS * num_blocks:
-      raise ValueError(
-          f'num_blocks must be at least {-(-2 * size // _MOST_ROWS)} for'
-          f' state_features={size}, got {num_blocks}: a HiPPO matrix has'
-          f' 2 * state_features / num_blocks rows, {_MOST_ROWS} at most.'
-      )
-    if size % num_blocks:
-      raise ValueError(
-          f'num_blocks must divide state_features={size}, got {num_blocks}.'
-      )
+    _check_blocks(size, num_blocks)
     settings.within(max_step, 'max_step', above=0)
     settings.within(min_step, 'min_step', above=0, most=max_step)
     settings.boolean(use_bias, 'use_bias')
@@ -188,6 +179,20 @@ class S5(recurrent.RecurrentLayer[lru.ComplexCarry]):
         rngs=rngs,
         use_bias=use_bias,
         **options,
+    )
+
+
+def _check_blocks(size: int, num_blocks: int) -> None:
+  """Raises ValueError for blocks that do not divide h, or are too large."""
+  if 2 * size > _MOST_ROWS * num_blocks:
+    raise ValueError(
+        f'num_blocks must be at least {-(-2 * size // _MOST_ROWS)} for'
+        f' state_features={size}, got {num_blocks}: a HiPPO matrix has'
+        f' 2 * state_features / num_blocks rows, {_MOST_ROWS} at most.'
+    )
+  if size % num_blocks:
+    raise ValueError(
+        f'num_blocks must divide state_features={size}, got {num_blocks}.'
     )
 
 

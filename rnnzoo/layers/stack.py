@@ -166,20 +166,10 @@ class Stack(sequence_layer.SequenceLayer):
           ' would work.'
       )
     initializers.check_rngs(rngs, 'params', required=True)
-    several = isinstance(layer, Sequence) and not isinstance(layer, str)
-    factories: list[Any] = [layer] * num_layers
-    if several:
-      factories = list(layer)  # type: ignore[arg-type]
-    settings.factories(factories, sequence_layer.SequenceLayer)
-    if len(factories) != num_layers:
-      raise ValueError(
-          f'layer must be one factory or num_layers = {num_layers} of them, got'
-          f' {len(factories)}; num_layers={len(factories)} would work.'
-      )
     layers: list[sequence_layer.SequenceLayer] = []
     norms: list[nnx.Module] = []
     size = in_features
-    for factory in factories:
+    for factory in _factories(layer, num_layers):
       level = sequence_layer.make(factory, size, features, rngs, options)
       if layers and level.reads_timespans:
         raise ValueError(
@@ -462,6 +452,19 @@ class Stack(sequence_layer.SequenceLayer):
           f'{label} must be a tuple of {count} carries, one for each layer, as'
           f' initial_carry returns it; got {checks.describe(carry)}.'
       )
+
+
+def _factories(layer: Any, num_layers: int) -> list[LayerFactory]:
+  """Returns a factory for each level."""
+  several = isinstance(layer, Sequence) and not isinstance(layer, str)
+  factories = list(layer) if several else [layer] * num_layers
+  settings.factories(factories, sequence_layer.SequenceLayer)
+  if len(factories) != num_layers:
+    raise ValueError(
+        f'layer must be one factory or num_layers = {num_layers} of them, got'
+        f' {len(factories)}; num_layers={len(factories)} would work.'
+    )
+  return factories
 
 
 def _batch_norm(norm, y, valid, use_running_average) -> Array:
