@@ -51,6 +51,8 @@ def read(path: pathlib.Path) -> Inputs:
   if path.suffix.lower() != '.npz':
     raise ValueError(f'{path} must be an .npz or .csv file')
   arrays = npz.load(path, None)
+  if not arrays.keys() - {'lengths', 'start'}:
+    raise ValueError(f'{path} must hold x, the inputs; it has no such array')
   if 'x' in arrays and arrays['x'].ndim == 2:
     arrays['x'] = arrays['x'][..., None]
   return Inputs(arrays)

@@ -138,6 +138,8 @@ def _evaluate(words: list[str]) -> None:
   parser.add_argument('--input', help='an .npz file with y to test on')
   _add_profile(parser, 'the sources of the test')
   parsed = parser.parse_args(words)
+  if parsed.text is not None and parsed.input is not None:
+    parser.error('give --text or --input, not both')
   with processes.one_sentence():
     path = fields.expand(parsed.run)
     config, run = run_directory.read(path)

@@ -61,6 +61,8 @@ def one(given: Any, rule: str) -> np.ndarray:
   """
   if isinstance(given, np.ma.MaskedArray):
     raise ValueError(f'{rule}, without a mask of numpy, which would be ignored')
+  if isinstance(given, jax.core.Tracer):
+    raise ValueError(f'{rule}, outside of jax.jit and jax.vmap')
   try:
     return np.asarray(given)
   except ValueError as error:

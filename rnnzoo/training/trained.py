@@ -164,6 +164,8 @@ class Trained:
     Raises:
       ValueError: y does not fit the inputs, or has an unknown class.
     """
+    if _is_traced((inputs, y)):
+      raise NotImplementedError('score works outside of jax.jit alone')
     examples = dict(self.task.examples(self._checked(inputs), y))
     whole = self._evaluated(examples)
     tested = copy.copy(self.task)
@@ -221,10 +223,17 @@ class Trained:
           'inputs must be arrays, as in the splits of the task, got'
           f' {settings.a(type((wrong or [inputs])[0]))}'
       )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-      # Shapes, dtypes and names can be checked, values cannot.
-      one = lambda x: np.ones(np.shape(x), jnp.result_type(x))
-      self.task.check_inputs(jax.tree.map(one, inputs))
+    if _is_traced(inputs):
+      if not self.task.calls_model:
+        raise NotImplementedError(
+            f'the task {type(self.task).__name__} answers outside of jax.jit'
+            ' alone'
+        )
+      # Shapes, dtypes and names of traced arrays can be checked, not values.
+      shown = lambda x: (
+          np.ones(x.shape, x.dtype) if isinstance(x, jax.core.Tracer) else x
+      )
+      self.task.check_inputs(jax.tree.map(shown, inputs))
       return inputs
     return self.task.check_inputs(inputs)
 
@@ -311,7 +320,16 @@ class Trained:
     for prompt in prompts:
       _text(prompt, 'prompt')
     key = self.seed if key is None else key
-    key = jax.random.key(int(key)) if isinstance(key, numbers.Integral) else key
+    is_number = getattr(getattr(key, 'dtype', None), 'kind', '') in ('i', 'u')
+    if is_number and not key.ndim:
+      key = key.item()
+    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 2**32:
+      key = jax.random.key(key)
+    if not isinstance(key, jax.Array):
+      raise ValueError(
+          'key must be a jax.random.key or a number from 0 to 2**32 - 1, got'
+          f' {fields.shorten(key)}'
+      )
     known = inspect.signature(self.task.sample).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
     names = {'length', 'temperature', 'top_k', 'top_p'}
@@ -406,6 +424,10 @@ _METHODS: Mapping[str, str] = {
     'predict_logits': 'logits',
     'predict_proba': 'logits',
 }
+
+
+def _is_traced(tree: Any) -> bool:
+  return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _text(text: Any, name: str) -> str:

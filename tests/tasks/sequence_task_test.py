@@ -143,6 +143,9 @@ class FarFromZeroTest(parameterized.TestCase):
       np.testing.assert_allclose(split['inputs'], expected, atol=1e-2)
     inputs = loaded.task.check_inputs(x)['inputs']
     self.assertAlmostEqual(np.std(inputs), 1, delta=0.1)
+    if far:
+      with self.assertWarnsRegex(UserWarning, 'column 0 of x is so far'):
+        loaded.predict(np.float32(x))
 
   @parameterized.parameters((17 * 10**17 + 1, 10**6), (0.0, 8e16), (0.0, 1e-15))
   def test_answers(self, far, size):

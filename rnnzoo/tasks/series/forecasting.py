@@ -143,7 +143,8 @@ class Forecasting(protocol.ConfigTask):
     if np.isnan(errors['naive_error']).any():
       print(
           'WARNING: data: some series are equal to themselves a season before,'
-          ' in all steps before the test; mase leaves them out',
+          ' in all steps before the test, perhaps by rounding to float32; mase'
+          ' leaves them out',
           flush=True,
       )
 
@@ -166,6 +167,7 @@ class Forecasting(protocol.ConfigTask):
     places = starts[:, None] + np.arange(-context, x.shape[1])
     angles = 2 * np.pi * places / season
     before = ((0, 0), (context, 0))
+    sequence_arrays.warn_of_rounding(x, *self._scales)
     x = np.pad((x - self._scales[0]) / self._scales[1], (*before, (0, 0)))
     if season > 1:
       x = np.concatenate(

@@ -5,12 +5,15 @@ Dimensions: N sequences, T time, F columns.
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+import warnings
 
 import numpy as np
 
 SPLITS = ('train', 'validation', 'test')
 # The label of a step without an answer. Among numbers it is NaN.
 NO_LABEL = -100
+# Deviations from zero beyond which float32 keeps few digits of a deviation.
+FAR_FROM_ZERO = 1e4
 
 
 class Sequences(NamedTuple):
@@ -107,6 +110,19 @@ def standardization(
   constant = deviation <= rounding * np.abs(mean)
   constant |= deviation < np.finfo(np.float32).tiny
   return mean, np.where(constant, 1.0, deviation)
+
+
+def warn_of_rounding(
+    x: np.ndarray, mean: np.ndarray, deviation: np.ndarray
+) -> None:
+  """Warns if x comes in float32 and a column is far from zero."""
+  is_far = np.abs(mean) > FAR_FROM_ZERO * deviation
+  if x.dtype == np.float32 and is_far.any():
+    warnings.warn(
+        f'column {is_far.argmax()} of x is so far from zero that float32 has'
+        ' few digits left for what changes; float64 would keep them',
+        stacklevel=2,
+    )
 
 
 def standardized(

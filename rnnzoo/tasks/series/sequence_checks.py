@@ -14,8 +14,6 @@ from rnnzoo.tasks.series import sequence_arrays
 
 # Columns or classes that are named in one line.
 _MOST_NAMES = 8
-# Deviations from zero beyond which float32 keeps few digits of a deviation.
-_FAR_FROM_ZERO = 1e4
 _LEAST_DEVIATION = float(np.finfo(np.float32).tiny)  # less counts as none
 
 
@@ -155,7 +153,7 @@ def _column_warnings(
       constant.append(i)
     # Other types are standardised in float64.
     elif dtype == np.float32:
-      if abs(c['mean']) > _FAR_FROM_ZERO * c['deviation']:
+      if abs(c['mean']) > sequence_arrays.FAR_FROM_ZERO * c['deviation']:
         far.append(i)
     if c['missing']:
       missing.append(i)

@@ -245,6 +245,7 @@ class SequenceTask(protocol.ConfigTask):
         allow_nan=self._have_missing,
         advice=f'{field} takes NaN' * has_field,
     )
+    sequence_arrays.warn_of_rounding(x, self._mean, self._deviation)
     return {'inputs': self._standardized(x, valid), **found}
 
   def predict(self, model, inputs) -> jax.Array:
