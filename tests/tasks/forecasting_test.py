@@ -151,6 +151,9 @@ class ForecastingTest(parameterized.TestCase):
     self.assertEqual(found.mean.shape, (1, 3))
     self.assertTrue((np.diff(found.quantiles) >= 0).all())
     np.testing.assert_array_equal(found.mean, loaded.predict(given))
+    for call in (jax.jit(loaded.predict), lambda x: loaded.normalise(x)):
+      with self.assertRaises(NotImplementedError):
+        call(given)
     # Only the context counts, and where it stands.
     late = {'y': given['y'][:, 31:], 'x': given['x'][:, 31:], 'start': [31]}
     np.testing.assert_allclose(loaded.predict(late), found.mean, rtol=1e-5)

@@ -340,8 +340,9 @@ class SequenceTaskTest(parameterized.TestCase):
     for ask in (loaded.predict, loaded.predict_proba):
       with self.assertRaisesRegex(ValueError, 'T, 2. as in training'):
         ask({'x': x[..., :1], 'lengths': [9, 4]})
-      with self.assertRaisesRegex(ValueError, 'must have lengths, since'):
-        ask(x)
+      for way in (ask, jax.jit(ask)):
+        with self.assertRaisesRegex(ValueError, 'must have lengths, since'):
+          way(x)
     with self.assertRaisesRegex(NotImplementedError, 'no distributions'):
       loaded.predict_distribution(given)
     self.assertLess(len(repr(loaded).splitlines()), 10)

@@ -209,6 +209,11 @@ class RunTest(absltest.TestCase):
     tokens = loaded.task.tokens.encode('abc')[None]
     self.assertEqual(loaded.predict(tokens).shape, (1,))
     self.assertEqual(''.join(loaded.sample('abc')) + '\n', after[1])
+    for key in (np.int32(loaded.seed), jax.random.PRNGKey(loaded.seed)):
+      self.assertEqual(''.join(loaded.sample('abc', key)) + '\n', after[1])
+    for key in (3.0, -1, True):
+      with self.assertRaisesRegex(ValueError, 'key must be a jax.random.key'):
+        loaded.sample('abc', key)
     score = loaded.perplexity('abcdefg\n' * 40)
     self.assertEqual((score['num_tokens'], score['num_bytes']), (319, 319))
     bits = math.log2(score['perplexity'])
