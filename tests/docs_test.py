@@ -54,11 +54,11 @@ def run(page):
   A block of Python that begins with the name of a file is that module, too.
   """
   with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-    with mock.patch.dict(sys.modules):
-      return _run(page)
+    with contextlib.ExitStack() as stack:
+      return _run(page, stack)
 
 
-def _run(page):
+def _run(page, stack):
   names, reports = {'__name__': 'guide'}, []
   runner = doctest.DocTestRunner(optionflags=_FLAGS)
   text = (DOCS / f'{page}.md').read_text(encoding='utf-8')
@@ -69,6 +69,8 @@ def _run(page):
       if file := re.match(r'# (\S+)\.py\n', code):
         name = file[1].replace('/', '.')
         sys.modules[name] = module = types.ModuleType(name)
+        # Other modules stay: numpy's cannot be loaded twice.
+        stack.callback(sys.modules.pop, name)
         vars(module).update(names | {'__name__': name})
       continue
     test = doctest.DocTestParser().get_doctest(code, names, page, page, 0)
