@@ -140,6 +140,16 @@ def synthetic() -> str:
   return _best(found, _TASKS)
 
 
+def time_series() -> str:
+  """The table of two archives: each layer's accuracy."""
+  found = [row for row in pivots.rows('time_series') if 'accuracy' in row]
+  for row in found:
+    mean, std = row['accuracy']['mean'], row['accuracy']['std']
+    row['ms'], row['text'] = -mean, f'{100 * mean:.1f} ± {100 * std:.1f}'
+    row['device'] = row['device'].upper()
+  return _best(found, {row['dataset']: row['dataset'] for row in found})
+
+
 def _best(found: list[pivots.Row], tasks: dict[str, str]) -> str:
   """Returns the table of the best runs, a line a layer and a column a task."""
   items = pivots.pivot(found, ['layer'], ['dataset'])

@@ -100,6 +100,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     'docs/benchmarks/tasks.md': {
         'row_smnist': scores.row_smnist,
         'text': scores.text,
+        'time_series': scores.time_series,
         'synthetic': scores.synthetic,
         'state_tracking': scores.state_tracking,
     },

@@ -18,7 +18,6 @@ def get_config() -> ml_collections.ConfigDict:
   config = base_time_series.get_config()
   config.data.name = 'Covid3Month'
   config.data.kind = 'regression'
-  config.batch_size = 32
   config.model.layer = 'GRU'
   config.model.label_smoothing = 0.0
   return config

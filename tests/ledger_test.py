@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Folder: the most lines, the most files.
 PLACES = {
-    'rnnzoo': (40475, 185),
+    'rnnzoo': (40480, 185),
     'rnnzoo/benchmark': (3360, 16),
     'rnnzoo/cells': (3405, 20),
     'rnnzoo/command': (1095, 5),
@@ -23,14 +23,14 @@ PLACES = {
     'rnnzoo/layers': (3965, 14),
     'rnnzoo/models': (1655, 6),
     'rnnzoo/tasks': (8795, 47),
-    'rnnzoo/training': (5370, 22),
+    'rnnzoo/training': (5375, 22),
     'pallas_kernels': (17150, 63),
     'pallas_kernels/dense': (5310, 15),
     'pallas_kernels/mosaic': (2355, 13),
     'pallas_kernels/streaming': (2930, 9),
     'pallas_kernels/tiled': (4500, 16),
-    'tests': (34865, 176),
-    'benchmarks': (1885, 10),
+    'tests': (34870, 176),
+    'benchmarks': (1895, 10),
 }
 
 # The most lines of a file, and files that are still longer.

@@ -354,7 +354,7 @@ def _h_gates(
 def _d_recurrent_kernel(
     plan: plan_lib.Plan, cores: int, factors: list[Array], d_x, d_gates
 ) -> Array:
-  """Returns the cotangent of R, of cotangents of gates; of d_x without."""
+  """Returns the cotangent of R; where d_gates is empty, d_x has the gates."""
   if plan.in_place:
     return gradients.d_small_kernel(factors[0], d_x, cores)
   d_gates = d_gates or [

@@ -38,6 +38,8 @@ class Inputs(NamedTuple):
     arrays = dict(self.arrays)
     if not task.y_is_input:
       arrays.pop('y', None)
+    if not arrays.keys() - {'lengths', 'start'}:
+      raise ValueError('the file of --input must hold x, the inputs')
     return arrays if len(arrays) != 1 else next(iter(arrays.values()))
 
 
@@ -51,8 +53,6 @@ def read(path: pathlib.Path) -> Inputs:
   if path.suffix.lower() != '.npz':
     raise ValueError(f'{path} must be an .npz or .csv file')
   arrays = npz.load(path, None)
-  if not arrays.keys() - {'lengths', 'start'}:
-    raise ValueError(f'{path} must hold x, the inputs; it has no such array')
   if 'x' in arrays and arrays['x'].ndim == 2:
     arrays['x'] = arrays['x'][..., None]
   return Inputs(arrays)

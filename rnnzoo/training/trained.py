@@ -97,8 +97,8 @@ class Trained:
         f'Trained({self.config.task}: {model.layer} {model.num_layers} x'
         f' {model.features}, seed {self.seed}, '
         f'{sum(leaf.size for leaf in leaves):,} numbers)\n'
-        '  trained.predict(x): x in units of the data\n'
-        + '  trained.model(trained.normalise(x)): the module takes normalised x'
+        '  trained.predict(x): x in units of the data'
+        + '\n  trained.model(trained.normalise(x)): normalised x for the module'
         * self.task.calls_model
     )
 
@@ -229,11 +229,7 @@ class Trained:
             f'the task {type(self.task).__name__} answers outside of jax.jit'
             ' alone'
         )
-      # Shapes, dtypes and names of traced arrays can be checked, not values.
-      shown = lambda x: (
-          np.ones(x.shape, x.dtype) if isinstance(x, jax.core.Tracer) else x
-      )
-      self.task.check_inputs(jax.tree.map(shown, inputs))
+      self.task.check_inputs(jax.tree.map(_shown, inputs))
       return inputs
     return self.task.check_inputs(inputs)
 
@@ -428,6 +424,15 @@ _METHODS: Mapping[str, str] = {
 
 def _is_traced(tree: Any) -> bool:
   return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+
+
+def _shown(x: Any) -> Any:
+  """Returns ones for a traced array, whose values cannot be checked."""
+  if not isinstance(x, jax.core.Tracer):
+    return x
+  # A size that an exported program leaves open is 1.
+  shape = (n if isinstance(n, int) else 1 for n in x.shape)
+  return np.ones(tuple(shape), x.dtype)
 
 
 def _text(text: Any, name: str) -> str:

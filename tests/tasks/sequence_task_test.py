@@ -332,6 +332,11 @@ class SequenceTaskTest(parameterized.TestCase):
     found = loaded.predict(given)
     self.assertEqual((found.shape, found.dtype), ((2,), np.int32))
     np.testing.assert_array_equal(jax.jit(loaded.predict)(given), found)
+    b, t = jax.export.symbolic_shape('b, t')  # Sizes are left open.
+    of_x = jax.ShapeDtypeStruct((b, t, 2), np.float32)
+    of_lengths = jax.ShapeDtypeStruct((b,), np.int32)
+    export = jax.export.export(jax.jit(loaded.predict))
+    export({'x': of_x, 'lengths': of_lengths})
     share = loaded.predict_proba(given)
     np.testing.assert_allclose(share.sum(-1), 1, atol=1e-6)
     np.testing.assert_array_equal(share.argmax(-1), found)
